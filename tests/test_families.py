@@ -40,6 +40,21 @@ WINDOWED: dict[str, Any] = dict(
 GEMMA2: dict[str, Any] = dict(WINDOWED, query_pre_attn_scalar=16, attn_logit_softcapping=2.0)
 
 
+GEMMA4: dict[str, Any] = dict(
+    WINDOWED, head_dim=8, global_head_dim=16, hidden_size_per_layer_input=0,
+    vocab_size_per_layer_input=97, num_kv_shared_layers=0,
+)  # fmt: skip
+MAMBA: dict[str, Any] = dict(mamba_d_state=8, mamba_d_conv=4)
+FALCON_H1: dict[str, Any] = dict(
+    **MAMBA, mamba_n_heads=8, mamba_d_head=8, mamba_n_groups=1, mamba_expand=2,
+    mamba_chunk_size=8, mamba_d_ssm=64, head_dim=8,
+)  # fmt: skip
+ZAMBA2: dict[str, Any] = dict(
+    **MAMBA, num_hidden_layers=4, layers_block_type=["mamba", "hybrid"] * 2, mamba_ngroups=1,
+    n_mamba_heads=8, mamba_headdim=8, chunk_size=8, num_mem_blocks=1, adapter_rank=4,
+)  # fmt: skip
+
+
 def scaled(kind: str, **more: Any) -> dict[str, Any]:
     return dict(rope_parameters=dict(rope_type=kind, rope_theta=1e4, factor=4.0, **more))
 
@@ -62,6 +77,8 @@ DELTA: dict[str, Any] = dict(
     linear_num_key_heads=2, linear_key_head_dim=8, linear_value_head_dim=8, **MOE,
 )  # fmt: skip
 
+WIDE = "qwen3 windows of all positions"
+
 # name: class prefix, what differs from BASE
 SERVED: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {}),
@@ -80,7 +97,11 @@ SERVED: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma D 256": ("Gemma", dict(head_dim=256)),
     "gemma2": ("Gemma2", GEMMA2),
     "gemma3": ("Gemma3", dict(WINDOWED, query_pre_attn_scalar=16, rope_parameters=TWO_ROPES)),
+    "gemma4": ("Gemma4", GEMMA4),  # heads of windowed layers are smaller
     "phi3": ("Phi3", {}),
+    "phi3 window of all positions": ("Phi3", dict(sliding_window=128)),
+    "mistral window of more": ("Mistral", dict(sliding_window=4096)),
+    WIDE: ("Qwen3", dict(WINDOWED, sliding_window=128, use_sliding_window=True)),
     "olmo2": ("Olmo2", {}),
     "granite": ("Granite", dict(attention_multiplier=0.2, logits_scaling=3.0)),
     "smollm3": ("SmolLM3", dict(num_hidden_layers=4)),  # the last layer does not turn its keys
@@ -181,7 +202,13 @@ def test_one_call_is_the_deployed_cache_token_by_token(family: str) -> None:
 
 
 ONE_LAYER = [*SERVED, "phi3 partial"]
-for name in [*UNTURNABLE, "lfm2", "smollm3", "qwen2 half windowed"]:  # nothing to turn, or no layer
+for name in [
+    *UNTURNABLE,
+    "lfm2",
+    "smollm3",
+    "qwen2 half windowed",
+    WIDE,
+]:  # nothing to turn, or no layer
     ONE_LAYER.remove(name)
 
 
@@ -234,15 +261,22 @@ def test_layers_that_do_not_turn_their_keys_are_left_as_they_are() -> None:
     assert (ours[:, -1] - theirs).abs().max() < 1e-5 * theirs.abs().max()
 
 
-def test_linear_attention_layers_keep_their_own_cache() -> None:
-    model = build("qwen3-next")
+@pytest.mark.parametrize("family", ["qwen3-next", "falcon-h1", "zamba2"])
+def test_linear_attention_keeps_its_own_cache_beside_or_between_policy_layers(family: str) -> None:
+    model = build(family)
     with torch.inference_mode():
         theirs = model(IDS).logits
     cache = PolicyCache(Policy(), model, native=torch.float64)
-    assert len(cache.groups) == 2 and len(cache.layers) == 4
+    assert len(cache.groups) == 2 and len(cache.layers) == model.config.num_hidden_layers
     ours = logits(model, cache, 9, 1, 14)
     assert (ours - theirs).abs().max() < 1e-4 * theirs.abs().max()  # its delta rule is fp32
-    window = Policy(slots=12, sinks=2, positions="cache")
+    more: Any = dict(max_new_tokens=4, do_sample=False, pad_token_id=0, eos_token_id=None)
+    want = model.generate(IDS, **more)
+    cache = PolicyCache(Policy(), model, native=torch.float64)
+    for _ in range(2):  # a state that was not forgotten would be noticed
+        cache.reset()
+        assert torch.equal(model.generate(IDS, past_key_values=cache, **more), want)
+    window = Policy(slots=12, sinks=2, interval=3)
     deployed = PolicyCache(window, model)
     cut = logits(model, deployed, 9, 1, 14)
     once = logits(model, PolicyCache(window, model, packed=False))
@@ -259,18 +293,32 @@ SHARED: dict[str, Any] = dict(
     WINDOWED, num_kv_shared_layers=2, laurel_rank=8, hidden_size_per_layer_input=8,
     vocab_size_per_layer_input=97, activation_sparsity_pattern=[0.0] * 4,
 )  # fmt: skip
+LONG = scaled(
+    "longrope", short_factor=[1.0] * 4, long_factor=[2.0] * 4, original_max_position_embeddings=32
+)
 OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3-next": ("Qwen3Next", DELTA),
+    "falcon-h1": ("FalconH1", FALCON_H1),
+    "zamba2": ("Zamba2", ZAMBA2),
+    "gemma4 without windows": ("Gemma4", dict(GEMMA4, sliding_window=128)),
     "phi3 partial": ("Phi3", dict(partial_rotary_factor=0.5)),
     "mistral windowed": ("Mistral", dict(sliding_window=8)),
-    "llama rope dynamic": ("Llama", scaled("dynamic")),
-    "phi3 longrope": (
-        "Phi3",
+    "llama rope dynamic": ("Llama", scaled("dynamic") | dict(max_position_embeddings=32)),
+    "gemma3 rope dynamic": (
+        "Gemma3",
         dict(
-            original_max_position_embeddings=32,
-            rope_parameters=dict(rope_type="longrope", rope_theta=1e4, short_factor=[1.0] * 4,
-                                 long_factor=[2.0] * 4, factor=4.0,
-                                 original_max_position_embeddings=32),
+            WINDOWED, max_position_embeddings=32, query_pre_attn_scalar=16,
+            rope_parameters=dict(TWO_ROPES, full_attention=scaled("dynamic")["rope_parameters"]),
+        ),
+    ),
+    "llama longrope": ("Llama", LONG),
+    "phi3 longrope": ("Phi3", dict(LONG, original_max_position_embeddings=32)),
+    "phimoe": (
+        "Phimoe",
+        dict(
+            num_local_experts=2, num_experts_per_tok=1, sliding_window=None,
+            experts_implementation="eager", rope_parameters=dict(
+                LONG["rope_parameters"], short_mscale=1.0, long_mscale=1.2),
         ),
     ),
     "ministral3": ("Ministral3", dict(head_dim=16)),  # queries grow with the position
@@ -289,6 +337,11 @@ REFUSED = [  # family, positions, a part of the sentence
     ("gpt-oss", "original", "learned attention sinks"),
     ("deepseek-v3", "original", "layer 0 of DeepseekV3ForCausalLM does not hand 4 keys"),
     ("gemma3n", "original", "share caches"),
+    (
+        "gemma4 without windows",
+        "original",
+        "layer 0 has 4 query and 2 KV heads of 8 channels, layer 1",
+    ),
     ("llama rope dynamic", "cache", "rope type 'dynamic'"),
     ("phi3 longrope", "cache", "rope type 'longrope'"),
     ("ministral3", "cache", "layer 0 of this 'ministral3' model does something else"),
@@ -310,6 +363,94 @@ def test_what_cannot_be_served_is_refused_in_one_sentence(
     assert "\n" not in sentence and ". " not in sentence
     if positions == "cache":  # and the advice in the sentence works
         PolicyCache(Policy(slots=12, sinks=2), model)
+
+
+LONG_ROPES = ["llama longrope", "phi3 longrope", "phimoe"]
+
+
+@pytest.mark.usefixtures("fp64_softmax")
+@pytest.mark.parametrize("family", LONG_ROPES)
+def test_longer_texts_turn_all_keys_alike_or_are_refused(family: str) -> None:
+    """Angles change after 32 tokens: a cache holds keys of one side only, as one pass has them."""
+    model = build(family)
+    loaded = LoadedModel(model, None, shape_of(model.config), "", "", "", None, "float64", "cpu")
+    for policy in POLICIES[1:]:
+        once = logits(model, PolicyCache(policy, model, packed=False))
+        for cuts in ([33, 1, 1], [35]):
+            cut = logits(model, PolicyCache(policy, model), *cuts)
+            assert (cut - once).abs().max() < 1e-9, policy.name
+        under = IDS[:, :32]
+        cut = logits(model, PolicyCache(policy, model), 20, *[1] * 11, ids=under)
+        short = logits(model, PolicyCache(policy, model, packed=False), ids=under)
+        assert (cut - short).abs().max() < 1e-9, policy.name
+        for cuts in ([32], [1] * 35, [20]):
+            with pytest.raises(ModelError, match="other angles from token 33 on") as caught:
+                logits(model, PolicyCache(policy, model), *cuts)
+        assert "\n" not in str(caught.value) and ". " not in str(caught.value)
+    with pytest.raises(ModelError, match="other angles from token 33 on"):
+        Evaluator(loaded).quality(POLICIES[1], IDS.numpy(), prompt=20)
+    Evaluator(loaded).quality(POLICIES[1], IDS.numpy(), prompt=33)
+
+
+@pytest.mark.parametrize("family", ["llama rope dynamic", "gemma3 rope dynamic"])
+def test_angles_that_change_with_every_token_are_refused(family: str) -> None:
+    model, policy = build(family), POLICIES[1]
+    loaded = LoadedModel(model, None, shape_of(model.config), "", "", "", None, "float64", "cpu")
+    for work in (
+        lambda: Evaluator(loaded).quality(policy, IDS.numpy()),
+        lambda: logits(model, PolicyCache(policy, model)),
+        lambda: logits(model, PolicyCache(policy, model), *[1] * 35),
+    ):
+        with pytest.raises(ModelError, match="stay within 32 tokens"):
+            work()
+    under = IDS[:, :32]
+    cut = logits(model, PolicyCache(policy, model), *[1] * 31, ids=under)
+    once = logits(model, PolicyCache(policy, model, packed=False), ids=under)
+    assert (cut - once).abs().max() < 1e-9
+
+
+class BeginsAnew(transformers.LlamaForCausalLM):  # type: ignore[misc]
+    """As models do by code of their own, whatever their angles."""
+
+    def prepare_inputs_for_generation(
+        self, input_ids: Any, past_key_values: Any = None, **kwargs: Any
+    ) -> Any:
+        if input_ids.shape[1] > 32 and past_key_values.get_seq_length() <= 32:
+            past_key_values, kwargs["next_sequence_length"] = None, None
+        return super().prepare_inputs_for_generation(
+            input_ids, past_key_values=past_key_values, **kwargs
+        )
+
+
+@pytest.mark.parametrize("family", ["phi3 longrope", "phimoe", "begins anew"])
+def test_a_model_that_puts_the_cache_aside_is_noticed(family: str) -> None:
+    if family == "begins anew":
+        torch.manual_seed(0)
+        model: Any = sharp(BeginsAnew(transformers.LlamaConfig(**BASE)).double())
+    else:
+        model = build(family)
+    more: Any = dict(max_new_tokens=5, do_sample=False, pad_token_id=0, eos_token_id=None)
+    for policy in (Policy(), POLICIES[1]):
+        cache = PolicyCache(policy, model)
+        found = model.generate(IDS, past_key_values=cache, return_dict_in_generate=True, **more)
+        assert found.past_key_values is cache and cache.get_seq_length() == T + 4
+        assert cache.bytes_resident == layout(policy, cache.shape).bytes_at(T + 4)
+        ids, alone = IDS, PolicyCache(policy, model)
+        with torch.inference_mode():
+            new = IDS
+            for _ in range(5):
+                new = model(new, past_key_values=alone).logits[:, -1:].argmax(-1)
+                ids = torch.cat([ids, new], 1)
+        assert torch.equal(found.sequences, ids)
+        with pytest.raises(ModelError, match=r"reset\(\)"):  # of another sequence
+            model.generate(IDS.flip(1), past_key_values=cache, **more)
+        for first in (30, 32):
+            cache.reset()
+            with pytest.raises(ModelError, match="begins anew without the cache, which has seen"):
+                model.generate(IDS[:, :first], past_key_values=cache, **more)
+        cache.reset()  # as the sentence says
+        again = model.generate(IDS, past_key_values=cache, **more)
+        assert torch.equal(again, found.sequences)
 
 
 def test_a_model_whose_code_turns_by_other_angles_is_refused() -> None:

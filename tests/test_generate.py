@@ -5,6 +5,7 @@ import pickle
 from collections.abc import Callable
 from typing import Any
 
+import accelerate
 import pytest
 import torch
 from torch import Tensor
@@ -15,7 +16,7 @@ from transformers.models.llama.modeling_llama import LlamaForCausalLM
 from kvsearch.cache import PolicyCache
 from kvsearch.errors import ModelError, PolicyError
 from kvsearch.policy import Anchors, Budgets, HeadTiers, Ladder, Policy, Quantizer, Tier, layout
-from kvsearch.rules import Attention
+from kvsearch.rules import Attention, Critical
 from tests.cache_cases import sharp
 
 SIZES: dict[str, Any] = dict(
@@ -292,6 +293,146 @@ def test_masks_and_positions_of_the_callers_own_are_refused(model: PreTrainedMod
         by_hand = model(ids, attention_mask=look_ahead.tril(), past_key_values=causal).logits
         plain = model(ids, past_key_values=PolicyCache(policy, model)).logits
         assert torch.equal(by_hand, plain)
+
+
+def test_a_mask_or_positions_that_are_edited_in_place_are_looked_at_again(
+    model: PreTrainedModel,
+) -> None:
+    ids, policy = PROMPT[:1], POLICIES["window re-indexed"]
+    square = torch.ones(1, 1, 24, 24, dtype=torch.bool).tril()
+    flat, places = torch.ones(2, 24, dtype=torch.long), torch.arange(24)[None]
+
+    def hide() -> None:
+        square[..., 3] = False
+        square[..., 3, 3] = True
+
+    def pad(rows: int = 1) -> None:
+        flat[:rows, :5] = 0
+
+    calls: list[tuple[dict[str, Any], Callable[[], Any], str]] = [
+        (dict(attention_mask=square), hide, "hides some"),
+        (dict(position_ids=places), lambda: places.add_(5), "expected position 0"),
+    ]
+    for mode in (torch.no_grad, torch.inference_mode):
+        for given, edit, part in calls:
+            for x in given.values():
+                x.copy_(torch.ones_like(square).tril() if x is square else torch.arange(24)[None])
+            with mode():
+                model(ids, **given, past_key_values=PolicyCache(policy, model))
+                edit()
+                with pytest.raises(ModelError, match=part):
+                    model(ids, **given, past_key_values=PolicyCache(policy, model))
+    with torch.no_grad():  # padding that was not there at first, or is there no more
+        for _ in range(2):
+            model(PROMPT, attention_mask=flat, past_key_values=PolicyCache(POLICIES["h2o"], model))
+            pad()
+        own = (flat.cumsum(-1) - 1).clamp(min=0)
+        cache = PolicyCache(POLICIES["h2o"], model)
+        padded = model(PROMPT, attention_mask=flat, position_ids=own, past_key_values=cache).logits
+        alone = PolicyCache(POLICIES["h2o"], model)
+        want = model(PROMPT[:1, 5:], past_key_values=alone).logits
+        assert (padded[:1, 5:] - want).abs().max() < 1e-5
+        flat.fill_(1)
+        cache = PolicyCache(POLICIES["h2o"], model)
+        plain = model(PROMPT, attention_mask=flat, past_key_values=cache).logits
+        want = model(PROMPT, past_key_values=PolicyCache(POLICIES["h2o"], model)).logits
+        assert torch.equal(plain, want)
+
+
+OFFLOADED: dict[str, Callable[[PreTrainedModel, Any], object]] = {
+    "cpu": lambda m, path: accelerate.cpu_offload(m, execution_device=torch.device("cpu")),
+    "cpu, angles too": lambda m, path: accelerate.cpu_offload(
+        m, execution_device=torch.device("cpu"), offload_buffers=True
+    ),
+    "disk": lambda m, path: accelerate.disk_offload(m, path, torch.device("cpu")),
+    "last layer": lambda m, path: accelerate.dispatch_model(
+        m,
+        {
+            "model.embed_tokens": "cpu", "model.layers.0": "cpu", "model.layers.1": "cpu",
+            "model.layers.2": "disk", "model.norm": "cpu", "model.rotary_emb": "cpu",
+            "lm_head": "disk",
+        },
+        main_device="cpu", offload_dir=path,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("how", OFFLOADED)
+def test_offloaded_weights_are_asked_where_accelerate_computes(
+    how: str, model: PreTrainedModel, tmp_path: Any
+) -> None:
+    away = make()
+    OFFLOADED[how](away, str(tmp_path))
+    for name in ("window re-indexed", "h2o"):
+        want = generate(model, PROMPT, PolicyCache(POLICIES[name], model))
+        assert torch.equal(generate(away, PROMPT, PolicyCache(POLICIES[name], away)), want)
+    if how != "last layer":
+        with pytest.raises(ModelError, match="needs weights in memory"):
+            PolicyCache(Policy(slots=16, rule=Critical()), away)
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_attention_maps_are_refused_and_stay_those_of_other_caches(attention: str) -> None:
+    model, ids = make(), PROMPT[:1]
+    model.set_attn_implementation(attention)
+    cache = PolicyCache(POLICIES["h2o"], model)
+    part = "has no attention maps to return; call the model without output_attentions"
+    with pytest.raises(ModelError, match=part), torch.no_grad():
+        model(ids, output_attentions=True, past_key_values=cache)
+    cache.reset()
+    with pytest.raises(ModelError, match=part):
+        generate(model, ids, cache, output_attentions=True, return_dict_in_generate=True)
+    if attention == "eager":
+        cache.reset()
+        model.config.output_attentions = True
+        with pytest.raises(ModelError, match=part), torch.no_grad():
+            model(ids, past_key_values=cache)
+        model.config.output_attentions = False
+        with torch.no_grad():
+            assert len(model(ids, output_attentions=True).attentions) == 3
+    cache.reset()
+    found = generate(model, ids, cache, output_hidden_states=True, return_dict_in_generate=True)
+    assert found.hidden_states and torch.equal(
+        found.sequences, generate(model, ids, PolicyCache(POLICIES["h2o"], model))
+    )
+
+
+def embedded(model: PreTrainedModel, x: Tensor, cache: Any, **more: Any) -> Tensor:
+    """The new tokens; `x` are ids `[1, N]` or embeddings."""
+    embeds = x if x.dim() == 3 else model.get_input_embeddings()(x)
+    mask = torch.ones(embeds.shape[:2], dtype=torch.long)
+    more = dict(do_sample=False, max_new_tokens=6, pad_token_id=0, attention_mask=mask) | more
+    found: Tensor = model.generate(inputs_embeds=embeds, past_key_values=cache, **more)
+    return found
+
+
+@pytest.mark.parametrize("name", ["full", "window re-indexed", "h2o"])
+def test_prompts_as_embeddings_are_compared_with_those_before(
+    name: str, model: PreTrainedModel
+) -> None:
+    ids, cache = PROMPT[:1], PolicyCache(POLICIES[name], model)
+    new = embedded(model, ids, cache)
+    text = torch.cat([ids, new], 1)
+    later = text.clone()
+    later[0, 26] = 3 + later[0, 26] % 90  # another answer than the cache took in
+    image = model.get_input_embeddings()(text).detach().clone()
+    image[0, 7] += torch.linspace(-1, 1, image.shape[-1])
+    others = [
+        (PROMPT[1:], "token 0"), (PROMPT[1:].repeat(1, 2), "token 0"), (PROMPT[1:, :9], "token 0"),
+        (torch.cat([later, ids], 1), "token 26"), (image, "token 7"),
+    ]  # fmt: skip
+    for other, part in others:
+        with pytest.raises(ModelError, match=f"{part} of this prompt is another one"):
+            embedded(model, other, cache)
+    with pytest.raises(ModelError, match="token 0 of this prompt"):  # as ids
+        generate(model, torch.cat([PROMPT[1:], text], 1), cache, 4)
+    rounded = model.get_input_embeddings()(torch.cat([text, ids[:, :4]], 1))
+    rounded = (rounded * (1 + 1e-3)).detach()  # as where an image is embedded again
+    assert embedded(model, rounded, cache).shape == (1, 6)
+    cache.reset()
+    assert torch.equal(embedded(model, ids, cache), new)
+    turn = torch.cat([text, ids[:, :4]], 1)  # and a turn that goes on, as ids
+    assert generate(model, turn, cache, 4).shape == (1, 38)
 
 
 @pytest.mark.parametrize("name", ["window re-indexed", "h2o"])

@@ -152,3 +152,22 @@ def test_an_entry_is_made_once_and_a_failed_one_leaves_nothing(tmp_path):
         t.join()
     assert made == [1]
     assert [p.name for p in disk_cache.keep("entry", fail).iterdir()] == ["whole"]
+
+
+@pytest.mark.parametrize(
+    ("names", "part"),
+    [
+        (["config.json", "m-Q4.gguf", "m-Q8.gguf"], "give the path of one of m-Q4.gguf, m-Q8.gguf"),
+        (["consolidated.safetensors"], "has consolidated weights"),
+        (["adapter_config.json", "adapter_model.safetensors"], "load its base model me/base"),
+    ],
+)
+def test_a_hub_model_without_weights_says_what_it_has(monkeypatch, tmp_path, names, part):
+    info = SimpleNamespace(
+        safetensors=None, sha="0", siblings=[SimpleNamespace(rfilename=n, size=1) for n in names]
+    )
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", lambda *_, **__: info)
+    (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "me/base"}')
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, **__: str(tmp_path))
+    with pytest.raises(ModelError, match=part):
+        load_model("someone/something", device="cpu")

@@ -80,6 +80,17 @@ def test_a_wrong_name_gets_one_sentence(name, words):
         (lambda f: [p.unlink() for p in f.glob("tok*")], "transformers cannot load"),
         (lambda f: (f / "config.json").unlink(), "neither a config.json nor a .gguf"),
         (lambda f: gguf_instead(f), "is not a GGUF file"),
+        (lambda f: other_weights(f, "Q4.gguf"), "GGUF file: give the path of Q4.gguf"),
+        (lambda f: other_weights(f, "a.gguf", "b.gguf"), "give the path of one of a.gguf, b.gguf"),
+        (lambda f: other_weights(f, "model.fp16.safetensors"), "it has model.fp16.safetensors, as"),
+        (lambda f: other_weights(f, "pytorch_model.bf16.bin"), "it has pytorch_model.bf16.bin, as"),
+        (lambda f: other_weights(f, "consolidated.safetensors"), "has consolidated weights"),
+        (lambda f: below(f, "original"), "give the folder original in it"),
+        (
+            lambda f: adapter_instead(f, base_model_name_or_path="me/base", peft_type="LORA"),
+            "is a PEFT adapter of type LORA, no model: load its base model me/base",
+        ),
+        (lambda f: adapter_instead(f), "is a PEFT adapter, no model: load its base model, merge"),
         (lambda f: index_instead(f, []), "index.json is damaged"),
         (lambda f: index_instead(f, {"weight_map": {"a": 1}}), "index.json is damaged"),
         (lambda f: index_instead(f, {"weight_map": {"a": "b.safetensors"}}), "lacks b.safetensors"),
@@ -127,6 +138,24 @@ def change(folder, **fields):
 def index_instead(folder, content):
     (folder / "model.safetensors").unlink()
     (folder / "model.safetensors.index.json").write_text(json.dumps(content))
+
+
+def other_weights(folder, *names):
+    (folder / "model.safetensors").unlink()
+    for name in names:
+        (folder / name).write_bytes(b"x" * 64)
+
+
+def below(folder, name):
+    files = list(folder.iterdir())
+    (folder / name).mkdir()
+    for file in files:
+        file.rename(folder / name / file.name)
+
+
+def adapter_instead(folder, **config):
+    other_weights(folder, "adapter_model.safetensors")
+    (folder / "adapter_config.json").write_text(json.dumps(config))
 
 
 def gguf_instead(folder):

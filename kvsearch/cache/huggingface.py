@@ -1,4 +1,4 @@
-"""`PolicyCache`: a policy as a Hugging Face cache. The only file that imports their interface.
+"""`PolicyCache`: a policy as a Hugging Face cache. Only this and `hybrid` import their interface.
 
 transformers hands new keys and values to a cache layer, and the result to an attention function
 chosen by name. Our layer returns the new keys marked with itself; `wrappers` finds the mark and
@@ -8,16 +8,19 @@ lets the layer attend over what it holds. The model gets hooks at most, and two 
 import os
 from collections.abc import Sequence
 from copy import deepcopy
+from itertools import count
 from typing import Any, cast
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
-from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, DynamicLayer
+from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache
 
 from kvsearch.cache.channels import views
+from kvsearch.cache.given import Given, require_tokens, watch_generate
 from kvsearch.cache.head_group import HeadGroup
+from kvsearch.cache.hybrid import HybridLayer, attending, placed
 from kvsearch.cache.layer import Layer, empty_layers
 from kvsearch.cache.model.anchors import stream
 from kvsearch.cache.model.projections import maps, outputs
@@ -25,11 +28,21 @@ from kvsearch.cache.model.rotary import Rotary, frequencies, rotaries
 from kvsearch.cache.padded import PaddedBatch
 from kvsearch.cache.rereading import rereading
 from kvsearch.cache.ways import advance
-from kvsearch.cache.wrappers import MARK, Given, require_tokens, route, watch_generate
+from kvsearch.cache.wrappers import MARK, route
 from kvsearch.errors import ModelError, PolicyError
-from kvsearch.models.shape import policy_layers, shape_of, text_config, unwrapped
+from kvsearch.models.shape import (
+    angle_switch,
+    entrance,
+    policy_layers,
+    require_wiring,
+    shape_of,
+    text_config,
+    unwrapped,
+)
 from kvsearch.models.shared import policy_file
-from kvsearch.policy import ModelShape, Policy, check
+from kvsearch.policy import Policy, check
+
+_CALLS = count(1)  # of models with any cache
 
 
 class PolicyLayer(CacheLayerMixin):
@@ -41,6 +54,8 @@ class PolicyLayer(CacheLayerMixin):
         rows: sequences that it holds.
         padded: what it holds of each of them, where some are padded.
         config: of the model that it is for, as far as that is known.
+        switch: see `angle_switch`.
+        call: number of the call that handed over its newest keys; 0 before.
     """
 
     is_sliding = False
@@ -48,8 +63,9 @@ class PolicyLayer(CacheLayerMixin):
 
     def __init__(self, held: Layer, config: Any = None) -> None:
         super().__init__()
-        self.held, self.waits, self.rows = held, False, 0
+        self.held, self.waits, self.rows, self.call = held, False, 0, 0
         self.config, self.padded = config, cast(PaddedBatch | None, None)
+        self.switch = None if config is None else angle_switch(config)
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Nothing to prepare."""
@@ -180,10 +196,16 @@ class PolicyCache(Cache):
             stream=self.stream, outputs=outputs(policy, model), predictors=maps(policy, model),
         )  # fmt: skip
         config = text_config(model.config)
-        super().__init__(layers=_layers(model, [PolicyLayer(layer, config) for layer in made]))
+        super().__init__(layers=placed(model, [PolicyLayer(layer, config) for layer in made]))
+        if self.rereading is not None and any(isinstance(x, HybridLayer) for x in self.layers):
+            raise ModelError(
+                "a second reading of the prompt would go on with the linear attention that layers "
+                f"of this {config.model_type!r} model have beside the other; use another rule"
+            )
         self.policy, self.shape = policy, shape
         self.given = Given(whole=policy.prompted)
         self._waiting: PolicyLayer | None = None  # the layer that was last given keys
+        self._at, self._call = len(self.layers), 0  # that layer, and the number of its call
 
     @classmethod
     def from_json(
@@ -211,8 +233,13 @@ class PolicyCache(Cache):
                 "transformers' attention interface for a function; choose another one, as with "
                 "model.set_attn_implementation('sdpa')"
             )
-        layer = self.layers[layer_idx]
+        layer = attending([self.layers[layer_idx]])[0]
         self._waiting = layer if isinstance(layer, PolicyLayer) else None
+        if layer_idx <= self._at:
+            self._call = next(_CALLS)
+        self._at = layer_idx
+        if self._waiting is not None:
+            self._waiting.call = self._call
         found = super().update(key_states, value_states, layer_idx, *args, **kwargs)
         return cast(tuple[Tensor, Tensor], found)
 
@@ -244,7 +271,7 @@ class PolicyCache(Cache):
     @property
     def held(self) -> list[Layer]:
         """What the policy's layers hold, shallow to deep; of a padded batch each's fullest row."""
-        mine = (x for x in self.layers if isinstance(x, PolicyLayer))
+        mine = (x for x in attending(self.layers) if isinstance(x, PolicyLayer))
         return [x.held if x.padded is None else x.padded.fullest for x in mine]
 
     @property
@@ -265,7 +292,11 @@ class PolicyCache(Cache):
     def fork(self) -> "PolicyCache":
         """A copy that goes on by itself, exactly as this one would: for prompts with one prefix."""
         same: list[Any] = [x for layer in self.held for x in layer.shared]
-        same += [self.shape, self.policy, *(getattr(x, "config", None) for x in self.layers)]
+        same += [
+            self.shape,
+            self.policy,
+            *(getattr(x, "config", None) for x in attending(self.layers)),
+        ]
         return deepcopy(self, {id(x): x for x in same if x is not None})
 
 
@@ -286,9 +317,9 @@ def require_attention(model: PreTrainedModel) -> None:
             "model.eval() or model.gradient_checkpointing_disable()"
         )
     route()
-    watch_generate()
+    watch_generate(model)
     if model not in _attends:
-        _check_wiring(model, shape_of(model.config))
+        require_wiring(model, [recorder.calls for recorder in _record(model)])
         _attends[model] = None
 
 
@@ -320,21 +351,7 @@ class _Recorder(Watching):
 def watched(model: PreTrainedModel, layers: Sequence[PolicyLayer]) -> Cache:
     """A cache for one call of `model`, whose layers with full attention are `layers`."""
     require_attention(model)
-    return Cache(layers=_layers(model, layers))
-
-
-def _layers(model: PreTrainedModel, mine: Sequence[PolicyLayer]) -> list[CacheLayerMixin]:
-    """Cache layers of `model`, those with full attention replaced by `mine`."""
-    layers = list(DynamicCache(config=model.config).layers)
-    held = policy_layers(model.config)
-    if [i for i, x in enumerate(layers) if type(x) is DynamicLayer] != list(held):  # no subclass
-        raise ModelError(
-            f"the layers of this {text_config(model.config).model_type!r} model share caches or "
-            "have caches of a kind that kvsearch does not know"
-        )
-    for i, layer in zip(held, mine, strict=True):
-        layers[i] = layer
-    return layers
+    return Cache(layers=placed(model, layers))
 
 
 def _record(model: PreTrainedModel, positions: list[int] | None = None) -> list[_Recorder]:
@@ -344,9 +361,10 @@ def _record(model: PreTrainedModel, positions: list[int] | None = None) -> list[
     in any layer and whatever lies between the layers, unless the model adds positions to them.
     """
     recorders = [_Recorder() for _ in policy_layers(model.config)]
-    cache, count = Cache(layers=_layers(model, recorders)), len(positions or [0])
+    cache, shown = Cache(layers=placed(model, recorders)), len(positions or [0])
     # not token 0: that is often padding, whose embedding is zero
-    ids = torch.full((count, 1), text_config(model.config).vocab_size // 2, device=model.device)
+    token = text_config(model.config).vocab_size // 2
+    ids = torch.full((shown, 1), token, device=entrance(model))
     at = {} if positions is None else {"position_ids": torch.tensor(positions).view(-1, 1).to(ids)}
     with torch.no_grad():
         try:
@@ -363,23 +381,3 @@ def _record(model: PreTrainedModel, positions: list[int] | None = None) -> list[
 def _seen(model: PreTrainedModel, positions: list[int]) -> list[list[Tensor]]:
     """Queries and keys that each layer's attention is given of one token at each of `positions`."""
     return [[x for call in r.calls for x in call[:2]] for r in _record(model, positions)]
-
-
-def _check_wiring(model: PreTrainedModel, shape: ModelShape) -> None:
-    """Every policy layer must hand over its keys once, in the shape that the config says."""
-    layers = zip(policy_layers(model.config), shape.per_layer, _record(model), strict=True)
-    for i, (key, value), recorder in layers:
-        H = shape.kv_heads
-        want = [(1, shape.heads, 1, key), (1, H, 1, key), (1, H, 1, value)]
-        got = [[tuple(x.shape) for x in call] for call in recorder.calls]
-        if key and not got and not model._can_set_attn_implementation():
-            raise ModelError(
-                f"{type(model).__name__} does not attend through transformers' attention "
-                "interface, so no policy cache can serve it"
-            )
-        if got != ([want] if key else []):
-            raise ModelError(
-                f"layer {i} of {type(model).__name__} does not hand {H} keys and values of {key} "
-                f"and {value} channels, once, to transformers' attention interface; no policy "
-                "cache can serve it"
-            )

@@ -15,8 +15,6 @@ from kvsearch.cache.layer import Layer
 from kvsearch.cache.ways import advance
 from kvsearch.errors import ModelError
 
-KNOWN = "kvsearch_padding"  # on a mask that all layers of one call are given
-
 
 @dataclass
 class PaddedBatch:

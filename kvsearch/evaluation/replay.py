@@ -16,6 +16,7 @@ from kvsearch.evaluation.fed import Fed, feed, flags
 from kvsearch.evaluation.measurement import Anchored
 from kvsearch.models.head import Head
 from kvsearch.models.load import LoadedModel
+from kvsearch.models.shape import angle_switch, require_angles
 from kvsearch.policy import Policy, check, layout
 from kvsearch.policy.sequences import TextBytes, text_bytes
 
@@ -28,6 +29,7 @@ class Replay:
 
     Raises:
         PolicyError: the model cannot run the policy, or it waits for a prompt and none is given.
+        ModelError: within a window the model begins to turn its keys by other angles.
         TextError: with inserted anchors a window is longer than the model's positions.
     """
 
@@ -43,6 +45,7 @@ class Replay:
         **options: Any,
     ) -> None:
         check(policy, loaded.shape, prompt=prompt)
+        require_angles(angle_switch(loaded.model.config), prompt, windows.shape[1])
         self._head, self._loaded, self.policy = head, loaded, policy
         self._prompt, self._options = prompt, options
         self._windows, self._batches = windows, batches or Batches(loaded)

@@ -13,6 +13,8 @@ import transformers
 
 from kvsearch.errors import ModelError
 from kvsearch.models.disk_cache import cache_folder, keep
+from kvsearch.models.gguf_header import read_header
+from kvsearch.models.gguf_rope import scales
 from kvsearch.models.read import quiet, read
 from kvsearch.models.weights import parameters
 
@@ -67,8 +69,9 @@ def converted(path: Path, sha256: str, announce: Callable[[str], None]) -> Path 
             model.save_pretrained(draft)
             tokenizer.save_pretrained(draft)
 
+    rope = "-rope" if scales(read_header(path)) else ""  # copies were made without it before
     try:
-        return keep(f"gguf-{sha256[:16]}-transformers-{transformers.__version__}", make)
+        return keep(f"gguf-{sha256[:16]}-transformers-{transformers.__version__}{rope}", make)
     except OSError as error:
         announce(f"no converted copy of {path.name} is kept in {cache_folder()}: {error}")
         return None

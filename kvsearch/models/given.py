@@ -118,6 +118,11 @@ def require_plain(model: Any, what: str) -> None:
                 "merge_and_unload() of it returns"
             )
     for name, x in model.state_dict().items():
+        if getattr(x, "is_meta", False):
+            raise ModelError(
+                f"{what} needs weights in memory, and {name} of this model is offloaded; load it "
+                "without offloading"
+            )
         if not isinstance(x, torch.Tensor) or (x.dim() > 1 and not x.is_floating_point()):
             raise ModelError(
                 f"{what} needs floating-point weights, and {name} of this model is quantised; load "

@@ -8,6 +8,7 @@ from pathlib import Path
 from kvsearch.errors import ModelError, nearest
 from kvsearch.models.aliases import ALIASES
 from kvsearch.models.read import brief
+from kvsearch.models.weights import adapter, instead
 
 # What a transformers model needs; not the same weights again in other formats.
 _WANTED = ("*.json", "*.txt", "*.jinja", "*.model", "*.tiktoken")
@@ -53,10 +54,12 @@ def snapshot(
     sizes = {f.rfilename: f.size or 0 for f in info.siblings or []}
     found = [[n for n in sizes if fnmatch(n, p) and "/" not in n] for p in _WEIGHTS]
     weights = found[0] or found[1]
+    if not weights and "adapter_config.json" in sizes:
+        folder = snapshot_download(repo, allow_patterns=["adapter_config.json"])
+        raise adapter(repo, Path(folder) / "adapter_config.json")
     if not weights:
         raise ModelError(
-            f"{repo} on the hub has no safetensors or PyTorch weights of a whole model; if it has "
-            "GGUF files, download one and give its path"
+            f"{repo} on the hub has no model.safetensors or pytorch_model.bin{instead([*sizes])}"
         )
     total = sum(sizes[name] for name in weights)
     announce(f"model {repo} at {info.sha}: {total / 1e9:.1f} GB, downloaded unless it is cached")

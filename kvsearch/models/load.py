@@ -14,6 +14,8 @@ from kvsearch.errors import ModelError, TextError, nearest, quoted
 from kvsearch.models import given, products
 from kvsearch.models.aliases import DEFAULT
 from kvsearch.models.gguf import converted, dequantised
+from kvsearch.models.gguf_header import read_header
+from kvsearch.models.gguf_rope import unread
 from kvsearch.models.head import Head
 from kvsearch.models.locate import locate
 from kvsearch.models.memory import ELSEWHERE, require_memory
@@ -192,6 +194,8 @@ def load_model(
         raise ModelError(f"{name} cannot be put on {device}: {brief(error)}{hint}") from error
     if warning := misfit(model, tokenizer):
         announce(f"warning: {warning}")
+    if found.gguf and (left := unread(read_header(found.folder / found.gguf), model)):
+        announce(f"warning: nothing was made of {', '.join(left)} of {found.gguf}")
     least = products.suits()
     if places == [cpu] and kind == torch.float32 and least is not None:
         products.by_onednn(model, least)

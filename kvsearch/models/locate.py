@@ -11,6 +11,7 @@ from kvsearch.models import wheel
 from kvsearch.models.aliases import ALIASES, DEFAULT
 from kvsearch.models.gguf import check
 from kvsearch.models.hub import snapshot
+from kvsearch.models.weights import adapter, instead
 
 Announce = Callable[[str], None]
 Refuse = Callable[[int], None]
@@ -93,6 +94,9 @@ def _file(path: Path) -> Located:
 
 
 def _folder(path: Path) -> Located:
+    config = path / "adapter_config.json"
+    if config.is_file() and not any(path.glob("model*")) and not any(path.glob("pytorch_model*")):
+        raise adapter(str(path), config)
     if (path / "config.json").is_file():
         return Located(path, None, f"the folder {path}")
     files = sorted(path.glob("*.gguf"))
@@ -101,4 +105,5 @@ def _folder(path: Path) -> Located:
     if files:
         names = ", ".join(file.name for file in files)
         raise ModelError(f"{path} holds several GGUF files; name one of {names}")
-    raise ModelError(f"{path} has neither a config.json nor a .gguf file")
+    below = sorted(x.parent.name for x in path.glob("*/config.json"))
+    raise ModelError(f"{path} has neither a config.json nor a .gguf file{instead([], below)}")

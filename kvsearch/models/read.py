@@ -12,6 +12,8 @@ from transformers.utils import logging
 
 from kvsearch.errors import ModelError
 from kvsearch.models import pruned
+from kvsearch.models.gguf_header import read_header
+from kvsearch.models.gguf_rope import scaled, scales
 
 
 def read(folder: Path, dtype: torch.dtype, *, gguf: str | None = None) -> tuple[Any, Any]:
@@ -20,7 +22,7 @@ def read(folder: Path, dtype: torch.dtype, *, gguf: str | None = None) -> tuple[
     Raises:
         ModelError: transformers cannot load it, or some weights are absent from the files.
     """
-    extra = {"gguf_file": gguf} if gguf else {}
+    extra: dict[str, Any] = {"gguf_file": gguf} if gguf else {}
     place = folder / gguf if gguf else folder
     # The GGUF reader's progress bar cannot be switched off; it writes to the present stderr.
     know_pruned()
@@ -28,6 +30,8 @@ def read(folder: Path, dtype: torch.dtype, *, gguf: str | None = None) -> tuple[
     try:
         with quiet(), muted:
             tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, **extra)
+            if gguf and scales(header := read_header(place)):
+                extra["config"] = scaled(configuration(folder, gguf=gguf), header)
             model, info = AutoModelForCausalLM.from_pretrained(
                 folder,
                 dtype=dtype,
@@ -36,6 +40,8 @@ def read(folder: Path, dtype: torch.dtype, *, gguf: str | None = None) -> tuple[
                 ignore_mismatched_sizes=True,  # refused below, with a name
                 **extra,
             )
+    except ModelError:
+        raise
     # Whatever transformers raises here is about the files: bad JSON, unknown architecture,
     # missing tokenizer, mismatched shapes, a package that a quantised format needs.
     except Exception as error:

@@ -11,6 +11,7 @@ from zipfile import is_zipfile
 import torch
 
 from kvsearch.errors import ModelError
+from kvsearch.models.gguf_header import read_header
 
 WHOLE = 4 << 30  # bytes up to which a digest reads everything: 6 s at 0.6 GB/s
 _BLOCKS, _BLOCK = 256, 64 << 10
@@ -36,7 +37,57 @@ def weight_files(folder: Path) -> list[Path]:
             if lost := [file.name for file in files if not file.is_file()]:
                 raise ModelError(f"{folder} lacks {', '.join(lost)}; fetch the model again")
             return files
-    raise ModelError(f"{folder} has no model.safetensors or pytorch_model.bin")
+    names = [str(x.relative_to(folder)) for x in sorted(folder.glob("*")) if x.is_file()]
+    below = sorted(x.parent.name for x in folder.glob("*/config.json"))
+    raise ModelError(
+        f"{folder} has no model.safetensors or pytorch_model.bin{instead(names, below)}"
+    )
+
+
+def instead(names: Sequence[str], folders: Sequence[str] = ()) -> str:
+    """The end of a sentence on a place without weights of the usual name: what it has.
+
+    Args:
+        names: of its files.
+        folders: in it that hold a model.
+    """
+    ggufs = [name for name in names if name.lower().endswith(".gguf")]
+    if len(ggufs) == 1:
+        return f"; it has a GGUF file: give the path of {ggufs[0]}"
+    if ggufs:
+        return f"; it has GGUF files: give the path of one of {', '.join(ggufs)}"
+    own = ("consolidated", "adapter_model", "optimizer", "training_args")
+    other = [n for n in names if n.endswith((".safetensors", ".bin")) and not n.startswith(own)]
+    if other:
+        return (
+            f"; it has {', '.join(other)}, as of a variant, and transformers looks for "
+            "model.safetensors: load it with that variant and save it without (save_pretrained)"
+        )
+    if any(name.startswith("consolidated") for name in names):
+        return (
+            "; it has consolidated weights, which transformers does not read: fetch the model in "
+            "its format, or convert it"
+        )
+    return f"; give the folder {folders[0]} in it, which holds a model" if folders else ""
+
+
+def adapter(place: str, config: Path) -> ModelError:
+    """The sentence on a place that holds an adapter of PEFT and no model.
+
+    Args:
+        place: a folder, or an id on the hub.
+        config: its adapter_config.json.
+    """
+    try:
+        words = json.loads(config.read_text("utf-8"))
+        base, kind = str(words.get("base_model_name_or_path") or ""), words.get("peft_type")
+    except (OSError, ValueError, AttributeError):
+        base = kind = ""
+    return ModelError(
+        f"{place} is a PEFT adapter{f' of type {kind}' if kind else ''}, no model: load its base "
+        f"model{f' {base}' if base else ''}, merge the adapter into it (merge_and_unload) and save "
+        "both, with save_pretrained, in a folder"
+    )
 
 
 def parameters(files: Sequence[Path]) -> int:
@@ -53,7 +104,7 @@ def parameters(files: Sequence[Path]) -> int:
 def _parameters(path: Path) -> int:
     size = path.stat().st_size
     if path.suffix.lower() == ".gguf":
-        return _numbers_of_gguf(path)
+        return read_header(path).numbers
     if path.suffix != ".safetensors":
         return _numbers_of_bin(path) if is_zipfile(path) else size // 2
     try:
@@ -77,45 +128,6 @@ def _numbers_of_bin(path: Path) -> int:
     except Exception as error:  # of pickle, zip and torch
         raise ModelError(f"{path} is not a PyTorch weight file; fetch the model again") from error
     return sum({(x.data_ptr(), x.shape): x.numel() for x in tensors}.values())
-
-
-def _numbers_of_gguf(path: Path) -> int:
-    """From the shapes of the tensors; gguf's own reader takes seconds for a vocabulary."""
-    sizes = (1, 1, 2, 2, 4, 4, 4, 1, 0, 0, 8, 8, 8)  # bytes of a value by its type
-    text, array = 8, 9
-    with _opened(path) as f:
-
-        def integer(length: int = 8) -> int:
-            raw = f.read(length)
-            if len(raw) < length:
-                raise EOFError
-            return int.from_bytes(raw, "little")
-
-        def skip(kind: int) -> None:
-            if kind != array:
-                f.seek(integer() if kind == text else sizes[kind], 1)
-                return
-            inner, length = integer(4), integer()
-            if inner in (text, array):
-                for _ in range(length):
-                    skip(inner)
-            else:
-                f.seek(length * sizes[inner], 1)
-
-        try:
-            f.seek(8)  # magic and version
-            tensors, fields = integer(), integer()
-            for _ in range(fields):
-                skip(text)
-                skip(integer(4))
-            count = 0
-            for _ in range(tensors):
-                skip(text)
-                count += math.prod(integer() for _ in range(integer(4)))
-                f.seek(12, 1)  # its type and place
-        except (EOFError, IndexError, OSError, ValueError, RecursionError) as error:
-            raise ModelError(f"{path} is damaged or not whole; fetch it again") from error
-    return count
 
 
 def digest(files: Sequence[Path]) -> str:

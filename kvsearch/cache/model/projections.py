@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 from kvsearch.models.given import require_plain
 from kvsearch.models.learned import learned
 from kvsearch.models.projections import projections
-from kvsearch.models.shape import policy_layers, shape_of
+from kvsearch.models.shape import entrance, policy_layers, shape_of
 from kvsearch.policy import Policy
 from kvsearch.rules import KVzap
 
@@ -107,7 +107,8 @@ def maps(policy: Policy, model: PreTrainedModel) -> list[Predictor | None]:
         for i, p in zip(policy_layers(model.config), projections(model), strict=True):
             p.attention.register_forward_pre_hook(partial(_before, i), with_kwargs=True)
         _watched[model] = None
-    each = zip(found.weight.to(model.device), found.bias.to(model.device), strict=True)
+    device = entrance(model)
+    each = zip(found.weight.to(device), found.bias.to(device), strict=True)
     return [Predictor(weight, bias) for weight, bias in each]
 
 
