@@ -114,7 +114,7 @@ def test_the_terminal_says_what_prompts_lose_beside_nll() -> None:
     )
     work = Known(
         0.1, 2.0, True, name="qa", see="aware", items=9, asks=24, tokens=640, digest="",
-        full_exact=1.0,
+        full_exact=1.0, own=0,
     )  # fmt: skip
     rows = [
         Asked(
