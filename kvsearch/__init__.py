@@ -13,18 +13,18 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from kvsearch.app.adapt import adapt
-    from kvsearch.app.bench import bench
-    from kvsearch.app.evaluate import evaluate
-    from kvsearch.app.export import export
-    from kvsearch.app.heads import heads
-    from kvsearch.app.learn import learn
-    from kvsearch.app.prompts import evaluate_prompts
-    from kvsearch.app.prune import prune
-    from kvsearch.app.push import push
-    from kvsearch.app.search import SearchResult, search
-    from kvsearch.app.tables import methods, targets, tasks
     from kvsearch.cache.huggingface import PolicyCache
+    from kvsearch.commands.adapt import adapt
+    from kvsearch.commands.bench import bench
+    from kvsearch.commands.evaluate import evaluate
+    from kvsearch.commands.export import export
+    from kvsearch.commands.heads import heads
+    from kvsearch.commands.learn import learn
+    from kvsearch.commands.prompts import evaluate_prompts
+    from kvsearch.commands.prune import prune
+    from kvsearch.commands.push import push
+    from kvsearch.commands.run import SearchResult, search
+    from kvsearch.commands.tables import methods, targets, tasks
     from kvsearch.config.run_config import RunConfig
     from kvsearch.errors import KvsearchError
     from kvsearch.models.load import LoadedModel, load_model
@@ -45,21 +45,22 @@ _MODULES = {
     "PolicyCache": "kvsearch.cache.huggingface",
     "Rule": "kvsearch.rules",
     "RunConfig": "kvsearch.config.run_config",
-    "SearchResult": "kvsearch.app.search",
+    "SearchResult": "kvsearch.commands.run",
     "SearchSpace": "kvsearch.space",
     "Text": "kvsearch.text",
-    "evaluate_prompts": "kvsearch.app.prompts",
+    "evaluate_prompts": "kvsearch.commands.prompts",
     "load_model": "kvsearch.models.load",
-    "methods": "kvsearch.app.tables",
-    "targets": "kvsearch.app.tables",
-    "tasks": "kvsearch.app.tables",
-}  # the others are in the module of `kvsearch.app` that has their name
+    "methods": "kvsearch.commands.tables",
+    "search": "kvsearch.commands.run",
+    "targets": "kvsearch.commands.tables",
+    "tasks": "kvsearch.commands.tables",
+}  # the others are in the module of `kvsearch.commands` that has their name
 
 
 def __getattr__(name: str) -> Any:
     """Import public names when they are asked for; `import kvsearch` itself loads nothing."""
     if name in __all__:
-        return getattr(import_module(_MODULES.get(name, f"kvsearch.app.{name}")), name)
+        return getattr(import_module(_MODULES.get(name, f"kvsearch.commands.{name}")), name)
     raise AttributeError(f"module 'kvsearch' has no attribute {name!r}")
 
 

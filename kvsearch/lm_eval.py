@@ -13,7 +13,6 @@ from typing import Any
 from huggingface_hub.utils.tqdm import tqdm
 from torch import Tensor
 
-from kvsearch.app.policies import check_names, is_method, method
 from kvsearch.config.budget import BudgetConfig, bytes_of
 from kvsearch.errors import SHORT, KvsearchError, PolicyError, quoted
 from kvsearch.evaluation.answers import answers
@@ -23,6 +22,7 @@ from kvsearch.models.aliases import DEFAULT
 from kvsearch.models.load import LoadedModel, folder_of
 from kvsearch.models.shared import policy_file
 from kvsearch.policy import Policy, check
+from kvsearch.session.policies import check_names, is_method, method
 from kvsearch.workloads.items import Ask, Item, Prompts, ids
 
 try:

@@ -16,9 +16,9 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from kvsearch import Policy, Text, load_model
-from kvsearch.app import adapt_job
-from kvsearch.app.adapt import adapt
 from kvsearch.cache.by_age import plans
+from kvsearch.commands import adapt_job
+from kvsearch.commands.adapt import adapt
 from kvsearch.errors import KvsearchError, PolicyError, RunError
 from kvsearch.evaluation.quality import Evaluator, stepwise
 from kvsearch.models.load import LoadedModel

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from kvsearch.app import check
 from kvsearch.cli import main
+from kvsearch.commands import check
 from kvsearch_kernels.ahead import ops
 from kvsearch_kernels.evict_in_place import evict_in_place
 from kvsearch_kernels.proofs import Proof, proofs

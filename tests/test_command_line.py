@@ -13,11 +13,10 @@ import pytest
 import torch
 
 from kvsearch import Text, evaluate
-from kvsearch.app import evaluators
-from kvsearch.app.prompts import evaluate_prompts
-from kvsearch.app.search import search
 from kvsearch.cli import COMMANDS, module_of
 from kvsearch.cli.output import print_json
+from kvsearch.commands.prompts import evaluate_prompts
+from kvsearch.commands.run import search
 from kvsearch.errors import KvsearchError, ModelError, RunError
 from kvsearch.evaluation.answers import answers
 from kvsearch.evaluation.quality import Evaluator
@@ -25,6 +24,7 @@ from kvsearch.models import load_model
 from kvsearch.policy import Channels, Policy
 from kvsearch.policy_search.executors import cluster
 from kvsearch.rules import Attention
+from kvsearch.run import executor as evaluators
 from kvsearch.workloads.encode import items_of
 from kvsearch.workloads.files import read
 from kvsearch.workloads.items import ids
@@ -139,7 +139,7 @@ def test_what_needs_no_model_is_said_before_one_is_loaded(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "p.json").write_text('{"slots": 64}')
     (tmp_path / "run.yaml").write_text("out: ''\n")
-    monkeypatch.setattr("kvsearch.app.inputs.load_model", None)  # nothing may get that far
+    monkeypatch.setattr("kvsearch.session.inputs.load_model", None)  # nothing may get that far
     code, out, err = call(argv, capsys)
     assert code == 2 and said in err and out == "" and err.count("\n") == 1
     assert sorted(f.name for f in tmp_path.iterdir()) == ["p.json", "run.yaml"]
@@ -199,7 +199,7 @@ def test_ctrl_c_prints_the_front_so_far_and_how_to_go_on(
     begun: bool, tiny_folder: Path, prose: Path, tmp_path: Path, capsys: Any,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    where = "run.FinalEvaluation" if begun else "inputs.model"
+    where = "run.run.FinalEvaluation" if begun else "session.inputs.model"
     out = tmp_path / "run"
 
     def stops(*_: Any, **__: Any) -> None:
@@ -208,7 +208,7 @@ def test_ctrl_c_prints_the_front_so_far_and_how_to_go_on(
             assert (out / "best.json").exists()
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(f"kvsearch.app.{where}", stops)
+    monkeypatch.setattr(f"kvsearch.{where}", stops)
     argv = ["run", "--model", str(tiny_folder), "--text", str(prose), "--budget", "96", "--quiet",
             "--context", "192", "--trials", "2", "--no-bench", "--out", str(out)]  # fmt: skip
     code, printed, err = call([*argv, "--json"], capsys)
@@ -236,8 +236,8 @@ def test_ctrl_c_after_the_selection_keeps_its_choice(
     tiny_folder: Path, prose: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The best on the search part was recommended again, whatever the selection had chosen."""
-    monkeypatch.setattr("kvsearch.app.final_evaluation.ReportWindows.rows", stopped)
-    monkeypatch.setattr("kvsearch.app.run.FinalEvaluation._select", lambda *_: "window+int4")
+    monkeypatch.setattr("kvsearch.run.final_evaluation.ReportWindows.rows", stopped)
+    monkeypatch.setattr("kvsearch.run.run.FinalEvaluation._select", lambda *_: "window+int4")
     how: dict[str, Any] = {"budget_slots": 96, "context": 192, "trials": 2, "bench": False}
     with pytest.raises(KeyboardInterrupt) as stop:
         search(str(tiny_folder), str(prose), out=tmp_path / "run", **how)
@@ -259,7 +259,7 @@ def test_minutes_end_a_run_with_a_report_and_the_same_command_goes_on(
 
     looks = iter(range(1000))
     with monkeypatch.context() as m:  # time is up at the tenth look at the clock
-        m.setattr("kvsearch.app.progress.time.monotonic", lambda: 6.0 * next(looks))
+        m.setattr("kvsearch.session.progress.time.monotonic", lambda: 6.0 * next(looks))
         found = run("stopped", "--minutes", "1")
     assert found["open"] and found["rows"] and (tmp_path / "stopped/report.html").exists()
     assert not found["interrupted"] and len(found["trials"]) < 15
@@ -281,7 +281,7 @@ def test_minutes_end_a_run_with_a_report_and_the_same_command_goes_on(
 def test_what_does_not_go_on_says_so_by_silence(
     tiny_folder: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kvsearch.app.inputs.model", stopped)
+    monkeypatch.setattr("kvsearch.session.inputs.model", stopped)
     code, out, err = call(["eval", "full", "--model", str(tiny_folder)], capsys)
     assert (code, out, err.strip()) == (130, "", "interrupted")
 
@@ -305,7 +305,7 @@ def test_a_start_that_is_refused_leaves_the_folder_free(
         far.setattr(evaluators, "executor", refused)
         assert call([*argv, "96"], capsys)[0] == 2 and (out / "study.json").exists()
     with monkeypatch.context() as early:
-        early.setattr("kvsearch.app.run.FinalEvaluation", stopped)
+        early.setattr("kvsearch.run.run.FinalEvaluation", stopped)
         assert call([*argv, "80"], capsys)[0] == 130
     code, _, err = call([*argv, "96"], capsys)  # now there is another run
     assert code == 2 and "holds another run" in err and "budget_slots was 80.0, now 96.0" in err
@@ -315,7 +315,7 @@ def test_lora_without_peft_is_refused_before_anything_is_read(
     tiny_folder: Path, prose: Path, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("kvsearch.train.recipe.find_spec", lambda _: None)
-    monkeypatch.setattr("kvsearch.app.inputs.load_model", None)
+    monkeypatch.setattr("kvsearch.session.inputs.load_model", None)
     pruned = tmp_path / "pruned.json"
     pruned.write_text(Policy(channels=Channels(qk=("none", "all"), vo=("none", "all"))).to_json())
     for policy in ("kvpruner-01-20", str(pruned)):
@@ -368,7 +368,7 @@ def test_losses_that_cannot_be_written(
     argv = ["eval", "full", "--model", str(tiny_folder), "--text", str(prose), "--context", "96",
             "--quiet", "--nll-out"]  # fmt: skip
     with monkeypatch.context() as unread:
-        unread.setattr("kvsearch.app.inputs.load_model", None)
+        unread.setattr("kvsearch.session.inputs.load_model", None)
         for place in (file / "nll.parquet", tmp_path):
             code, out, err = call([*argv, str(place)], capsys)
             assert code == 2 and out == "" and f"cannot write {place}" in err
@@ -377,7 +377,7 @@ def test_losses_that_cannot_be_written(
     def full(*_: Any) -> None:
         raise RunError("cannot write nll.parquet: the disk is full")
 
-    monkeypatch.setattr("kvsearch.app.evaluate.write_nll", full)
+    monkeypatch.setattr("kvsearch.commands.evaluate.write_nll", full)
     for more in ([], ["--json"]):
         code, out, err = call([*argv, str(tmp_path / "nll.parquet"), *more], capsys)
         assert (

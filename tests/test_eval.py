@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from kvsearch import Policy, Text, evaluate, load_model
-from kvsearch.app.heads import heads
 from kvsearch.cli import main
+from kvsearch.commands.heads import heads
 from kvsearch.errors import KvsearchError, OutOfMemory
 from kvsearch.evaluation import head_losses
 from kvsearch.policy import ModelShape

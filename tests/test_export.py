@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import torch
 
-from kvsearch.app.export import export
+from kvsearch.commands.export import export
 from kvsearch.errors import RunError
 from kvsearch.evaluation.quality import Evaluator
 from kvsearch.exporters import TARGETS, environments, find, proof
@@ -140,7 +140,7 @@ def test_mistakes_write_nothing(
         code, text, err = call(["export", *argv, "-o", str(out)], capsys)
         assert (code, text) == (2, "") and part in err, err
         assert len(err.splitlines()) == 1 and not out.exists()
-    monkeypatch.setattr("kvsearch.app.export.inputs.model", lambda *_, **__: pytest.fail("loads"))
+    monkeypatch.setattr("kvsearch.session.inputs.model", lambda *_, **__: pytest.fail("loads"))
     for place in (file, file / "deeper"):
         argv = ["export", str(file), "--verify", *model, "-o", str(place)]
         code, text, err = call(argv, capsys)
@@ -394,7 +394,7 @@ def test_a_server_gets_the_hubs_name_and_what_the_user_adds(
     target: str, program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shape = ModelShape(layers=2, kv_heads=2, head_dim=64, heads=4)
-    monkeypatch.setattr("kvsearch.app.export.shape_named", lambda name: shape)
+    monkeypatch.setattr("kvsearch.commands.export.shape_named", lambda name: shape)
     (fake := tmp_path / program).write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
     fake.chmod(0o755)
     eight = Policy.build(dict(tiers=[dict(key_bits=8, value_bits=8)], quantizer={"levels": "e4m3"}))

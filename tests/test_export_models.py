@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from transformers import Gemma3TextConfig
 
-from kvsearch.app.export import export
+from kvsearch.commands.export import export
 from kvsearch.errors import KvsearchError
 from kvsearch.models.shape import shape_of
 from kvsearch.policy import Policy

@@ -7,8 +7,6 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from kvsearch.app.final_evaluation import FinalEvaluation, select_windows
-from kvsearch.app.progress import Shown
 from kvsearch.evaluation.measurement import Measurement
 from kvsearch.knobs import Setting
 from kvsearch.policy import ModelShape, Policy
@@ -18,6 +16,8 @@ from kvsearch.policy_search.folder import RunFolder
 from kvsearch.policy_search.measure import measure
 from kvsearch.policy_search.work import Job
 from kvsearch.records import Kind, Trial
+from kvsearch.run.final_evaluation import FinalEvaluation, select_windows
+from kvsearch.session.progress import Shown
 
 SHAPE = ModelShape(layers=2, kv_heads=1, head_dim=16, heads=1)
 TOKENS, FROM = 528, 16
@@ -131,7 +131,7 @@ def test_methods_that_are_not_among_the_best_on_the_search_text_have_no_row_unle
 ) -> None:
     monkeypatch.setitem(LOSSES, "select1", {})
     monkeypatch.setitem(LOSSES, "report", {8: 0.3, 10: 0.1})
-    monkeypatch.setattr("kvsearch.app.report_windows.COMPARED", {"method": 1})
+    monkeypatch.setattr("kvsearch.run.report_windows.COMPARED", {"method": 1})
     folder = RunFolder(tmp_path / "run")
     kinds: dict[int, Kind] = {8: "method", 10: "method", 12: "method", 16: "searched"}
     trials = ended(folder, kinds, {8: 0.4, 10: 0.2, 12: 0.01})

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 
 import kvsearch
 from kvsearch import LoadedModel, Policy, Text
-from kvsearch.app.evaluate import Evaluated
+from kvsearch.commands.evaluate import Evaluated
 from kvsearch.config.checks import names
 from kvsearch.config.commands import EvaluateConfig
 from kvsearch.errors import KvsearchError

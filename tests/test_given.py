@@ -17,9 +17,9 @@ from transformers import AutoModelForCausalLM
 
 import kvsearch
 from kvsearch import LoadedModel, Policy, Text
-from kvsearch.app.adapt import adapt
-from kvsearch.app.export import export
-from kvsearch.app.prune import prune
+from kvsearch.commands.adapt import adapt
+from kvsearch.commands.export import export
+from kvsearch.commands.prune import prune
 from kvsearch.errors import ModelError
 from kvsearch.evaluation.quality import Evaluator, stepwise
 from kvsearch.policy import Anchors

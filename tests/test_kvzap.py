@@ -14,11 +14,9 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from kvsearch.app.learn import learn, with_learned
-from kvsearch.app.push import push
-from kvsearch.app.summary import read as read_summary
-from kvsearch.app.summary import write_tables
 from kvsearch.cache import PolicyCache
+from kvsearch.commands.learn import learn
+from kvsearch.commands.push import push
 from kvsearch.errors import KvsearchError, PolicyError
 from kvsearch.evaluation.quality import Evaluator, stepwise
 from kvsearch.models import learned
@@ -28,6 +26,9 @@ from kvsearch.named_methods import at
 from kvsearch.policy import Budgets, Policy, layout
 from kvsearch.policy_search.folder import RunFolder
 from kvsearch.rules import KVzap
+from kvsearch.run.summary import read as read_summary
+from kvsearch.run.summary import write_tables
+from kvsearch.session.learned import with_learned
 from kvsearch.train.kvzap import fit
 from tests.cache_cases import HEADS, IDS, PROMPT, SETTING, T, of_rule, tiny
 from tests.command import exit_code

@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from kvsearch.app import loops
-from kvsearch.app.loops import compiling
+from kvsearch.run import compile_cpu_loops as loops
+from kvsearch.run.compile_cpu_loops import compiling
 
 
 @pytest.mark.slow

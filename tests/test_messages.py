@@ -9,9 +9,9 @@ import pytest
 
 import kvsearch
 from kvsearch import Policy, Text
-from kvsearch.app.adapt import adapt
-from kvsearch.app.export import export
-from kvsearch.app.prune import prune
+from kvsearch.commands.adapt import adapt
+from kvsearch.commands.export import export
+from kvsearch.commands.prune import prune
 from kvsearch.errors import KvsearchError, ModelError, nearest, quoted
 from kvsearch.models import load_model
 from tests.command import call

@@ -10,7 +10,6 @@ import pytest
 import torch
 from transformers.utils import logging
 
-from kvsearch.app.evaluators import devices
 from kvsearch.errors import ModelError
 from kvsearch.evaluation.quality import Evaluator
 from kvsearch.models import load, memory, products, wheel
@@ -22,6 +21,7 @@ from kvsearch.models.spread import _Moves, placement, spread
 from kvsearch.models.weights import digest, parameters
 from kvsearch.policy import Policy
 from kvsearch.rules import Attention
+from kvsearch.run.executor import devices
 
 
 def test_a_folder_loads_ready_to_evaluate(tiny_folder):

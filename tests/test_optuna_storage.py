@@ -16,7 +16,7 @@ RUN = Path(__file__).resolve().parent.parent / "studies" / "2026-11-outcome" / "
 
 @pytest.fixture(scope="module")
 def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from kvsearch.app.others import optuna_storage
+    from kvsearch.commands.vectors_and_storage import optuna_storage
 
     return optuna_storage(RUN, tmp_path_factory.mktemp("optuna") / "study.db")
 

@@ -14,8 +14,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import kvsearch
-from kvsearch.app.export import export
-from kvsearch.app.search import search
+from kvsearch.commands.export import export
+from kvsearch.commands.run import search
 from kvsearch.errors import KvsearchError
 from kvsearch.report.needles import draw_needles, needle_map
 from kvsearch.stats import mcnemar
@@ -102,7 +102,9 @@ def test_a_budget_that_holds_every_prompt_is_refused_before_anything_is_measured
     sharp: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After minutes of the full cache's answers it was told about windows and --context."""
-    monkeypatch.setattr("kvsearch.app.workloads.context_worth", lambda *_: pytest.fail("measured"))
+    monkeypatch.setattr(
+        "kvsearch.session.workloads.context_worth", lambda *_: pytest.fail("measured")
+    )
     how = {"prompts": prompts(tmp_path / "mine.jsonl"), "model": str(sharp), "out": tmp_path / "r"}
     told = said(**FAST | how | {"budget_slots": 4096.0, "progress": False})
     assert re.search(r"the longest prompt, of \d+ tokens with its answer, never exceeds", told)
@@ -124,7 +126,7 @@ def test_the_mean_over_items_is_the_weighted_mean_of_shares() -> None:
 def test_a_run_on_prompts_ends_in_a_report_and_goes_on(
     sharp: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kvsearch.app.workloads.items_of", with_depths)
+    monkeypatch.setattr("kvsearch.session.workloads.items_of", with_depths)
     file, out = prompts(tmp_path / "mine.jsonl"), tmp_path / "run"
     lines = file.read_text().splitlines(keepends=True)
     file.write_text("".join(lines[:10]))

@@ -19,8 +19,8 @@ from transformers import (
 )
 
 from kvsearch import Policy, Text, load_model
-from kvsearch.app.prune import prune
 from kvsearch.cache import PolicyCache
+from kvsearch.commands.prune import prune
 from kvsearch.errors import KvsearchError, ModelError, RunError
 from kvsearch.evaluation.quality import Evaluator, stepwise
 from kvsearch.models.load import LoadedModel
@@ -142,7 +142,7 @@ def test_an_interrupted_prune_leaves_nothing(tiny_tokenizer, tmp_path: Path, mon
         with pytest.raises(RunError, match=r"cannot write .* No space left on device"):
             prune(Policy(channels=WORDS["layers"]), loaded, out, progress=False)
     for error, kind in ((full, RunError), (lambda *_: sys.exit(9), SystemExit)):
-        monkeypatch.setattr("kvsearch.app.prune.write_atomic", error)
+        monkeypatch.setattr("kvsearch.commands.prune.write_atomic", error)
         with pytest.raises(kind):
             prune(Policy(channels=WORDS["layers"]), loaded, out, progress=False)
         assert not list(tmp_path.iterdir())
@@ -159,7 +159,7 @@ def test_a_folder_that_appears_meanwhile_is_not_touched(
     tiny_tokenizer, tmp_path: Path, monkeypatch
 ) -> None:
     loaded, out = made(LlamaConfig, tiny_tokenizer), tmp_path / "small"
-    monkeypatch.setattr("kvsearch.app.prune.write_atomic", lambda *_: out.mkdir())
+    monkeypatch.setattr("kvsearch.commands.prune.write_atomic", lambda *_: out.mkdir())
     with pytest.raises(RunError, match="small has appeared meanwhile; move it away"):
         prune(Policy(channels=WORDS["layers"]), loaded, out, progress=False)
     assert list(tmp_path.iterdir()) == [out] and not list(out.iterdir())
@@ -191,7 +191,7 @@ def test_what_cannot_be_pruned_is_said_in_one_sentence(
         code, _, err = call(["prune", *args, "--model", str(tiny_folder), "--quiet"], capsys)
         assert code == 2 and said in err and err.count("\n") == 1, err
     assert not (tmp_path / "small").exists()
-    monkeypatch.setattr("kvsearch.app.prune.inputs.model", lambda *_, **__: pytest.fail("loads"))
+    monkeypatch.setattr("kvsearch.session.inputs.model", lambda *_, **__: pytest.fail("loads"))
     for policy, out, said in (
         ("kvpruner-l2-50", plain / "small", "is a file, not a folder"),
         (plain, tmp_path / "small", "nothing is pruned"),

@@ -11,11 +11,11 @@ import pytest
 import yaml
 
 from kvsearch import PolicyCache, load_model
-from kvsearch.app import summary
 from kvsearch.errors import PolicyError, RunError
 from kvsearch.models.shared import policy_file
 from kvsearch.policy import Policy
 from kvsearch.policy_search.folder import RunFolder
+from kvsearch.run import summary
 from tests.command import call
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -182,6 +182,6 @@ def test_mistakes_write_nothing(mine: Path, tmp_path: Path, capsys: Any) -> None
     code, _, err = call(["push", str(mine), "-o", str(out)], capsys)
     assert code == 2 and "--force" in err and (out / "README.md").read_text() == "edited"
     with pytest.raises(RunError):
-        from kvsearch.app.push import push
+        from kvsearch.commands.push import push
 
         push(mine)

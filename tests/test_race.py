@@ -2,13 +2,13 @@
 
 import numpy as np
 
-from kvsearch.app.report_windows import behind, looks
 from kvsearch.evaluation.quality import Evaluator
 from kvsearch.knobs import Setting
 from kvsearch.models.load import load_model
 from kvsearch.named_methods import at
 from kvsearch.policy_search.model_work import ModelSession
 from kvsearch.policy_search.work import Job
+from kvsearch.run.report_windows import behind, looks
 
 
 def test_a_session_evaluates_the_windows_of_a_job_and_no_more(tiny_folder) -> None:

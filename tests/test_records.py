@@ -11,7 +11,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from kvsearch.app import summary
 from kvsearch.errors import RunError
 from kvsearch.evaluation.measurement import Answered, Measurement
 from kvsearch.policy import Policy
@@ -20,6 +19,7 @@ from kvsearch.policy_search.crash_counter import Attempts
 from kvsearch.policy_search.folder import RunFolder
 from kvsearch.records import Interval, Kept, Row, Trial, columns
 from kvsearch.report.tables import front_csv
+from kvsearch.run import summary
 from tests.command import call
 
 RUN = Path(__file__).resolve().parent.parent / "studies/2026-11-first-command/records/wikitext-3"

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from kvsearch.app.progress import Shown
 from kvsearch.policy import Policy
 from kvsearch.records import Curve, Interval, Needles, Recheck, Summary
 from kvsearch.report import write_report
@@ -21,6 +20,7 @@ from kvsearch.report.pareto_plot import picture
 from kvsearch.report.screen import Column, table
 from kvsearch.report.tables import bytes_text, front_csv, interval_text, sizes_text, verdict
 from kvsearch.report.terminal import closing, standing
+from kvsearch.session.progress import Shown
 from tests.report_cases import IMAGES, POLICIES, SHAPE, make_summary
 
 PICTURES = True  # are drawn: see conftest.py

@@ -16,10 +16,6 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from kvsearch.app import evaluators
-from kvsearch.app.progress import Shown
-from kvsearch.app.run import Run
-from kvsearch.app.study_file import default_folder
 from kvsearch.cache import PolicyCache
 from kvsearch.cli import main
 from kvsearch.config.run_config import RunConfig
@@ -30,6 +26,10 @@ from kvsearch.policy import Policy
 from kvsearch.policy_search.folder import RunFolder
 from kvsearch.policy_search.journal import Journal
 from kvsearch.records import Trial
+from kvsearch.run import executor as evaluators
+from kvsearch.run.run import Run
+from kvsearch.run.study_document import default_folder
+from kvsearch.session.progress import Shown
 from tests.command import call
 
 
@@ -213,7 +213,7 @@ def test_kernels_are_compiled_before_anything_is_measured(
     def compiles(loaded: Any, say: Any) -> None:
         raise KvsearchError(f"the kernels of {loaded.device} come first")
 
-    monkeypatch.setattr("kvsearch.app.inputs.kernels", compiles)
+    monkeypatch.setattr("kvsearch.session.inputs.kernels", compiles)
     argv = run_argv(tiny_folder, prose, tmp_path / "run")
     if command != "run":
         argv = [command, "full", "--model", str(tiny_folder), "--text", str(prose),

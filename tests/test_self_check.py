@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from transformers import LlamaConfig
 
-from kvsearch.app import self_check as checks
-from kvsearch.app.prompts import evaluate_prompts
+from kvsearch.commands.prompts import evaluate_prompts
 from kvsearch.models.load import LoadedModel, load_model
+from kvsearch.session import self_check as checks
 from kvsearch.workloads.files import read
 from kvsearch.workloads.items import ids
 from tests.tokenizer_kinds import KINDS, kind
@@ -52,7 +52,7 @@ def test_a_text_cut_anywhere_is_that_text(name: str, monkeypatch: pytest.MonkeyP
         patch.setattr("kvsearch.workloads.encode.begun", lambda start, x: x)
         assert bool(checks.text_fault(loaded)) == bool(checks.start_of(loaded))
     with monkeypatch.context() as patch:  # a space before every answer
-        patch.setattr("kvsearch.app.self_check.Turn", lambda q, a: checks_turn(q, f" {a}"))
+        patch.setattr("kvsearch.session.self_check.Turn", lambda q, a: checks_turn(q, f" {a}"))
         assert checks.text_fault(loaded)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvsearch.app.study import check, rebuild
+from kvsearch.commands.study import check, rebuild
 from kvsearch.config.study import Study
 from kvsearch.errors import RunError
 from kvsearch.evaluation.measurement import Measurement

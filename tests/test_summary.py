@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from kvsearch.app import summary
-from kvsearch.app.prompts import Asked, Known, PromptsResult
+from kvsearch.commands.prompts import Asked, Known, PromptsResult
 from kvsearch.policy import Policy
 from kvsearch.policy_search.folder import RunFolder
 from kvsearch.records import Discordant, Interval, Kept, Summary, Trial
 from kvsearch.report.html import render
 from kvsearch.report.pareto_plot import picture
 from kvsearch.report.terminal import answers_table, closing
+from kvsearch.run import summary
 from kvsearch.stats import common, mcnemar
 from tests.report_cases import IMAGES
 

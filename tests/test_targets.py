@@ -13,7 +13,6 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvsearch.app.target import starts, stepped
 from kvsearch.errors import KvsearchError, SpaceError
 from kvsearch.exporters import (
     TARGETS,
@@ -43,6 +42,7 @@ from kvsearch.policy import (
 )
 from kvsearch.policy_search.samplers.pool import anything
 from kvsearch.rules import Attention
+from kvsearch.run.target_space import starts, stepped
 from kvsearch.space import SearchSpace, load
 from tests.heads import losses
 from tests.random_policies import policies, policy

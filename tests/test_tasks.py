@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvsearch.app import needles
-from kvsearch.app.workloads import Worth, from_tasks
 from kvsearch.errors import KvsearchError
 from kvsearch.evaluation.answers import answers
 from kvsearch.evaluation.quality import Evaluator
 from kvsearch.models.load import load_model
 from kvsearch.policy import Policy
+from kvsearch.run import needles
+from kvsearch.session.workloads import Worth, from_tasks
 from kvsearch.text import read_files, tokenize
 from kvsearch.workloads import TASKS, Item, Material, expanded, make, parse
 from kvsearch.workloads.encode import encoded
@@ -280,7 +280,7 @@ def test_tasks_are_tried_on_a_model_with_the_full_cache(
     assert needle["full"] == pytest.approx(float(found.nll.mean()), abs=1e-6)
     assert (needle["items"], needle["asks"], needle["passes"]) == (3, 3, False)  # random weights
     assert vt["full"] is None and "tokens at least" in vt["why"] and not vt["passes"]
-    monkeypatch.setattr("kvsearch.app.gates.context_worth", lambda *_: Worth(0.5, 2.5, True))
+    monkeypatch.setattr("kvsearch.commands.tasks.context_worth", lambda *_: Worth(0.5, 2.5, True))
     assert exit_code(*argv, "--model", str(tiny_folder)) == 0
     assert re.search(r"needle.* passes  .* 0\.50 with the context, 2\.50", capsys.readouterr().out)
 

@@ -13,9 +13,9 @@ import huggingface_hub
 import numpy as np
 import pytest
 
-from kvsearch.app.inputs import report_windows, search_windows, text
 from kvsearch.config.run_config import RunConfig
 from kvsearch.errors import TextError
+from kvsearch.session.inputs import report_windows, search_windows, text
 from kvsearch.text import (
     DATASETS,
     Parts,

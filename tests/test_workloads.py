@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import yaml
 
-from kvsearch.app.kvpress_results import string_match
-from kvsearch.app.prompts import evaluate_prompts
+from kvsearch.commands.kvpress_results import string_match
+from kvsearch.commands.prompts import evaluate_prompts
 from kvsearch.errors import KvsearchError
 from kvsearch.evaluation.answers import answers, greedy_of
 from kvsearch.evaluation.quality import Evaluator
@@ -364,7 +364,7 @@ def test_references_that_the_full_cache_gives_are_counted(
 def test_two_workloads_of_one_name_are_refused_before_a_model_is_loaded(
     tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kvsearch.app.inputs.load_model", None)
+    monkeypatch.setattr("kvsearch.session.inputs.load_model", None)
     for folder in "ab":
         (tmp_path / folder).mkdir()
         written(tmp_path / folder, "test.jsonl", '{"prompt": "x", "answer": "y"}')

@@ -11,8 +11,8 @@ from kvsearch.config.to_click import options, output_options, shown
 from kvsearch.errors import KvsearchError
 
 if TYPE_CHECKING:
-    from kvsearch.app.adapt_report import Adapted
-    from kvsearch.app.learn import Fitted
+    from kvsearch.commands.adapt_report import Adapted
+    from kvsearch.commands.learn import Fitted
 
 
 @click.command("adapt")
@@ -33,7 +33,7 @@ def command(policy: str | None, rule: str | None, as_json: bool, quiet: bool, **
         raise KvsearchError("name a method or a policy file to train for, or a rule with --rule")
     done: Adapted | Fitted
     if rule is not None:
-        from kvsearch.app.learn import learn
+        from kvsearch.commands.learn import learn
 
         own = {f.name for f in shown(LearnConfig)}
         for name in [n for n in given if n not in own]:
@@ -46,7 +46,7 @@ def command(policy: str | None, rule: str | None, as_json: bool, quiet: bool, **
             del given[name]
         done = learn(rule, **given, progress=not quiet)
     else:
-        from kvsearch.app.adapt import adapt
+        from kvsearch.commands.adapt import adapt
 
         assert policy is not None
         done = adapt(policy, **given, progress=not quiet)

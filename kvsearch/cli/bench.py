@@ -15,7 +15,7 @@ from kvsearch.config.to_click import options, output_options
 @output_options
 def command(policy: str, as_json: bool, quiet: bool, **given: Any) -> None:
     """Decode tokens/s and bytes of a deployed policy against the full cache, in pairs."""
-    from kvsearch.app.bench import bench
+    from kvsearch.commands.bench import bench
     from kvsearch.report.terminal import bench_lines
 
     done = bench(policy, **given, progress=not quiet)

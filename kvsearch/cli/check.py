@@ -18,8 +18,8 @@ def command(device: str, dtype: str, as_json: bool, quiet: bool) -> None:
 
     Exit code 1 if something is wrong. Where a kernel is, its slower reference runs instead.
     """
-    from kvsearch.app.check import check
-    from kvsearch.app.progress import Shown
+    from kvsearch.commands.check import check
+    from kvsearch.session.progress import Shown
 
     found = check(Shown(quiet), device=device, dtype=dtype)
     answer(as_json, asdict(found), str(found))

@@ -26,13 +26,13 @@ def command(policies: tuple[str, ...], as_json: bool, quiet: bool, **given: Any)
             raise KvsearchError(f"--{name.replace('_', '-')} is for {only} --task or --prompts")
         del given[name]
     if on_prompts:
-        from kvsearch.app.prompts import evaluate_prompts
+        from kvsearch.commands.prompts import evaluate_prompts
         from kvsearch.report.terminal import answers_table
 
         document = evaluate_prompts(policies, **given, progress=not quiet).document()
         answer(as_json, document, "\n".join([answers_table(document), *document["folders"]]))
         return
-    from kvsearch.app.evaluate import EvaluateResult, NotWritten, evaluate
+    from kvsearch.commands.evaluate import EvaluateResult, NotWritten, evaluate
     from kvsearch.report.terminal import results_table
 
     def show(found: EvaluateResult) -> None:

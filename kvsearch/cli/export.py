@@ -13,7 +13,7 @@ from kvsearch.config.to_click import PLACE, options, output_options
 from kvsearch.errors import RunError
 
 if TYPE_CHECKING:
-    from kvsearch.app.exported import Exported
+    from kvsearch.commands.exported import Exported
     from kvsearch.records import Interval
 
 
@@ -29,9 +29,9 @@ def command(policy: Path, to: str, as_json: bool, quiet: bool, **given: Any) -> 
     `kvsearch targets` lists the runtimes. `--to vectors` writes what a runtime of your own must
     compute under POLICY, and `--to optuna`, of a run folder, its trials for optuna-dashboard.
     """
-    from kvsearch.app.policies import is_method
     from kvsearch.exporters import OTHERS, find
     from kvsearch.policy import Policy
+    from kvsearch.session.policies import is_method
 
     if to not in OTHERS:
         find(to, OTHERS)
@@ -43,14 +43,14 @@ def command(policy: Path, to: str, as_json: bool, quiet: bool, **given: Any) -> 
         if to in OTHERS or not is_method(policy):
             Policy.from_json(policy)  # mistakes show before torch is loaded
     if to in OTHERS:
-        from kvsearch.app.others import write_other
+        from kvsearch.commands.vectors_and_storage import write_other
 
         _require_taken(to)
         how = {name: given[name] for name in ("out", "force", "prompt")}
         files = [str(f) for f in write_other(policy, to, **how)]
         answer(as_json, {"files": files}, "\n".join(files))
         return
-    from kvsearch.app.export import export
+    from kvsearch.commands.export import export
     from kvsearch.exporters.proof import TOLERANCE
 
     done = export(policy, to, **given, progress=not quiet)

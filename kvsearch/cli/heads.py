@@ -19,7 +19,7 @@ def command(as_json: bool, quiet: bool, **given: Any) -> None:
     Budgets per KV head follow it. The file that `-o` writes is read by `--heads` of run, eval and
     bench, here or on another machine.
     """
-    from kvsearch.app.heads import heads
+    from kvsearch.commands.heads import heads
     from kvsearch.report.terminal import head_lines
 
     found = heads(**given, progress=not quiet)

@@ -10,7 +10,7 @@ from kvsearch.config.to_click import output_options
 @output_options
 def command(as_json: bool, quiet: bool) -> None:
     """List the published methods and combinations made by hand as points of the space."""
-    from kvsearch.app.tables import methods
+    from kvsearch.commands.tables import methods
 
     found = methods()
     names = ("kind", "about", "knobs", "baseline")

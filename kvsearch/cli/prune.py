@@ -19,7 +19,7 @@ def command(policy: str, as_json: bool, quiet: bool, **given: Any) -> None:
 
     The folder is a Hugging Face checkpoint; policy.json in it is the rest of the policy.
     """
-    from kvsearch.app.prune import prune
+    from kvsearch.commands.prune import prune
 
     done = prune(policy, **given, progress=not quiet)
     gone = f", {len(done.removed)} layers without attention" if done.removed else ""

@@ -21,7 +21,7 @@ def command(as_json: bool, quiet: bool, **given: Any) -> None:
 
     SOURCE is a policy file or a run folder; REPOSITORY a hub id owner/name.
     """
-    from kvsearch.app.push import push
+    from kvsearch.commands.push import push
 
     done = push(**given)
     none = "without figures: it lies in no finished run that measured it"

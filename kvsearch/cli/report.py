@@ -16,13 +16,13 @@ def command(run_dir: Path, as_json: bool, quiet: bool) -> None:
 
     Of a run that has not ended, they are of what is known by now.
     """
-    from kvsearch.app.so_far import so_far
-    from kvsearch.app.summary import Unfinished, read, write
     from kvsearch.config.study import Study
     from kvsearch.errors import RunError
     from kvsearch.policy_search.folder import RunFolder
     from kvsearch.records import plain
     from kvsearch.report.terminal import closing
+    from kvsearch.run.summary import Unfinished, read, write
+    from kvsearch.run.unfinished import so_far
 
     if not run_dir.is_dir():
         raise RunError(f"there is no run folder {run_dir}")

@@ -24,7 +24,7 @@ def command(as_json: bool, quiet: bool, **given: Any) -> None:
     config = RunConfig(**given, progress=not quiet)
     try:
         with loading(quiet):
-            from kvsearch.app.search import search
+            from kvsearch.commands.run import search
             from kvsearch.report.terminal import closing
 
         found = search(config)

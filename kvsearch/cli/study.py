@@ -24,7 +24,7 @@ def command() -> None:
 @output_options
 def check(folders: tuple[Path, ...], as_json: bool, quiet: bool) -> None:
     """Rebuild every derived table in memory and compare."""
-    from kvsearch.app import study
+    from kvsearch.commands import study
     from kvsearch.errors import KvsearchError, RunError
 
     def show(line: str) -> None:
@@ -61,7 +61,7 @@ def check(folders: tuple[Path, ...], as_json: bool, quiet: bool) -> None:
 @output_options
 def rebuild(folders: tuple[Path, ...], as_json: bool, quiet: bool) -> None:
     """Write every derived table anew from the records."""
-    from kvsearch.app import study
+    from kvsearch.commands import study
     from kvsearch.errors import KvsearchError, RunError
 
     files, wrong = [], []

@@ -15,11 +15,11 @@ from kvsearch.config.to_click import output_options
 @output_options
 def command(install: str | None, as_json: bool, quiet: bool) -> None:
     """List the runtimes that policies are exported to, and how far that is proven."""
-    from kvsearch.app import tables
+    from kvsearch.commands import tables
     from kvsearch.exporters import PROOFS, environments, find
 
     if install is not None:
-        from kvsearch.app.progress import Shown
+        from kvsearch.session.progress import Shown
 
         python = environments.install(find(install), Shown(quiet=quiet).say)
         answer(as_json, {"python": str(python)}, str(python))

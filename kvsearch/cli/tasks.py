@@ -23,7 +23,7 @@ def command(as_json: bool, quiet: bool, **given: Any) -> None:
     With --model, each task is tried with the full cache: its answers must be likelier with the
     context than without, certainly and by 0.2 nats a token, or policies cannot be compared on it.
     """
-    from kvsearch.app import tables
+    from kvsearch.commands import tables
     from kvsearch.records import plain
 
     found: Any = tables.tasks(**given, progress=not quiet)

@@ -32,6 +32,7 @@ from kvsearch.config.workload import (
     WorkloadConfig,
 )
 from kvsearch.policy import Policy
+from kvsearch.text import TextLike
 
 PolicyLike = str | PathLike[str] | Policy
 Folder = Given[str | PathLike[str], Path]
@@ -165,6 +166,11 @@ class TrainedConfig(BudgetConfig, DatasetConfig, ModelConfig):
     windows: int | None = option(
         None, "held-out windows [default: 8, or as many as there are]", check=at_least(1)
     )
+
+    @property
+    def texts(self) -> tuple[Sequence[TextLike], ...]:
+        """All texts that are named, for whatever purpose."""
+        return (self.text, self.held_out)
 
 
 @part

@@ -35,6 +35,11 @@ class TextConfig(Config):
         python="; or `Text('...')` for the text itself. Tasks hide their facts in it",
     )
 
+    @property
+    def texts(self) -> tuple[Sequence[TextLike], ...]:
+        """All texts that are named, for whatever purpose."""
+        return (self.text,)
+
 
 @part
 class DatasetConfig(TextConfig):
@@ -188,6 +193,11 @@ class WorkloadConfig(PromptsConfig, DatasetConfig):
         for name, value in given.items():
             if self.prompted and value:
                 raise KvsearchError(f"{name} is for a search on a text, not on prompts")
+
+    @property
+    def texts(self) -> tuple[Sequence[TextLike], ...]:
+        """All texts that are named, for whatever purpose."""
+        return (self.text, self.report_text, self.extra_text)
 
     @property
     def count(self) -> int:

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from setting import DTYPE, FULL, REPORT, cut, keep, kept, loaded, measured, options
 
-from kvsearch.app.adapt import adapt
+from kvsearch.commands.adapt import adapt
 from kvsearch.models.load import LoadedModel
 from kvsearch.policy import Anchors, ModelShape, Policy, layout
 

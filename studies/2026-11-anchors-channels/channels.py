@@ -10,7 +10,7 @@ import shutil
 
 from setting import DTYPE, FULL, REPORT, cut, keep, kept, loaded, measured, options
 
-from kvsearch.app.adapt import adapt
+from kvsearch.commands.adapt import adapt
 from kvsearch.evaluation.importance import orders
 from kvsearch.knobs import Setting, build
 from kvsearch.models import load_model

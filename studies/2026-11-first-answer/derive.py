@@ -19,8 +19,6 @@ from collections.abc import Iterator
 from importlib import resources
 from pathlib import Path
 
-from kvsearch.app import summary
-from kvsearch.app.report_windows import looks
 from kvsearch.config.study import Study
 from kvsearch.files import write_atomic
 from kvsearch.knobs import Setting
@@ -31,6 +29,8 @@ from kvsearch.policy_search.samplers import Context
 from kvsearch.policy_search.samplers.kvei import Kvei
 from kvsearch.policy_search.study import Study as OptunaStudy
 from kvsearch.records import REPORT, Recheck
+from kvsearch.run import summary
+from kvsearch.run.report_windows import looks
 from kvsearch.space import load
 from kvsearch.stats import corrected
 

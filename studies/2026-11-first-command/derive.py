@@ -15,9 +15,9 @@ from pathlib import Path
 
 import stops
 
-from kvsearch.app import summary
 from kvsearch.policy_search.folder import RunFolder
 from kvsearch.records import Recheck, Summary
+from kvsearch.run import summary
 from kvsearch.stats import Blocks, common, corrected, paired
 
 HERE = Path(__file__).parent

@@ -14,9 +14,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from kvsearch.app import summary
-from kvsearch.app.report_windows import FALSE
 from kvsearch.policy_search.folder import RunFolder
+from kvsearch.run import summary
+from kvsearch.run.report_windows import FALSE
 from kvsearch.stats import Blocks, common, standard_error
 from kvsearch.student import quantile
 

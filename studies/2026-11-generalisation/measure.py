@@ -16,13 +16,13 @@ from pathlib import Path
 
 import torch
 
-from kvsearch.app.inputs import text
 from kvsearch.config.run_config import RunConfig
 from kvsearch.evaluation.quality import Evaluator
 from kvsearch.files import write_atomic
 from kvsearch.models import load_model
 from kvsearch.policy import Policy
 from kvsearch.policy_search.folder import RunFolder
+from kvsearch.session.inputs import text
 
 HERE = Path(__file__).parent
 FIRST = HERE.parent / "2026-11-first-command"

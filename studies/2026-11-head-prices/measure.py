@@ -24,8 +24,7 @@ import numpy as np
 import torch
 from other_measurements import KINDS, on_text
 
-from kvsearch.app.heads import heads
-from kvsearch.app.inputs import text
+from kvsearch.commands.heads import heads
 from kvsearch.config.run_config import RunConfig
 from kvsearch.errors import PolicyError
 from kvsearch.evaluation.quality import Evaluator
@@ -35,6 +34,7 @@ from kvsearch.models import load_model
 from kvsearch.named_methods import METHODS
 from kvsearch.policy import HeadLosses, Policy
 from kvsearch.policy_search.portfolio import DEFAULT, load
+from kvsearch.session.inputs import text
 from kvsearch.text import read_file, tokenize
 
 HERE = Path(__file__).parent

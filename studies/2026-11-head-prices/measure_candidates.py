@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 from candidates import candidates
 
-from kvsearch.app.heads import heads
+from kvsearch.commands.heads import heads
 from kvsearch.errors import PolicyError
 from kvsearch.evaluation.quality import Evaluator
 from kvsearch.knobs import Setting, build

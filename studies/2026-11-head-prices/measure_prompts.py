@@ -15,8 +15,7 @@ from pathlib import Path
 
 from candidates import candidates, rereading
 
-from kvsearch.app.heads import heads
-from kvsearch.app.workloads import bare, from_tasks
+from kvsearch.commands.heads import heads
 from kvsearch.errors import PolicyError
 from kvsearch.evaluation.answers import answers
 from kvsearch.evaluation.quality import Evaluator
@@ -24,6 +23,7 @@ from kvsearch.knobs import Setting, build
 from kvsearch.models import load_model
 from kvsearch.named_methods import METHODS
 from kvsearch.policy import Policy
+from kvsearch.session.workloads import bare, from_tasks
 from kvsearch.text import tokenize
 from kvsearch.text.sources import builtin
 from kvsearch.workloads import parse

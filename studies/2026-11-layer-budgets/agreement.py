@@ -13,11 +13,11 @@ from pathlib import Path
 import click
 import numpy as np
 
-from kvsearch.app.inputs import TextOptions, text
-from kvsearch.app.progress import Shown
 from kvsearch.evaluation import sensitivity
 from kvsearch.evaluation.quality import Evaluator
 from kvsearch.models.load import load_model
+from kvsearch.session.inputs import TextOptions, text
+from kvsearch.session.progress import Shown
 
 LENGTHS, WINDOWS, GROUPS = (512, 768), 6, 10
 

@@ -14,13 +14,13 @@ from pathlib import Path
 import click
 import numpy as np
 
-from kvsearch.app.inputs import TextOptions, text
-from kvsearch.app.progress import Shown
 from kvsearch.evaluation import sensitivity
 from kvsearch.evaluation.quality import Evaluator
 from kvsearch.knobs import Setting, Value, build
 from kvsearch.models.load import load_model
 from kvsearch.policy import Policy
+from kvsearch.session.inputs import TextOptions, text
+from kvsearch.session.progress import Shown
 from kvsearch.stats import paired
 
 BUDGET, CONTEXT, WINDOWS = 256, 4096, 2

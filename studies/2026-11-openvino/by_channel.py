@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
-from kvsearch.app import inputs
 from kvsearch.models.load import load_model
+from kvsearch.session import inputs
 from kvsearch.text import tokenize, windows
 
 CONTEXT, BLOCK = 1024, 32

@@ -18,7 +18,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from kvsearch.app.export import export
+from kvsearch.commands.export import export
 from kvsearch.exporters import find
 from kvsearch.exporters.environments import installed
 from kvsearch.files import write_atomic

@@ -28,8 +28,7 @@ import numpy as np
 import torch
 from harness import Context, Merge, Plain, Slots, cam, evicted, kept, merged, rounded, scores
 
-from kvsearch.app.heads import heads
-from kvsearch.app.workloads import bare, from_tasks
+from kvsearch.commands.heads import heads
 from kvsearch.evaluation.answers import answers
 from kvsearch.evaluation.quality import Evaluator
 from kvsearch.files import write_atomic
@@ -37,6 +36,7 @@ from kvsearch.models import load_model
 from kvsearch.models.load import LoadedModel
 from kvsearch.policy import Budgets, Policy, layout
 from kvsearch.rules import Attention, Reread
+from kvsearch.session.workloads import bare, from_tasks
 from kvsearch.text import tokenize
 from kvsearch.text.sources import builtin
 from kvsearch.workloads import Prompts, parse

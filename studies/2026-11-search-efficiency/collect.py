@@ -19,13 +19,13 @@ import pyarrow.parquet as pq
 from derive import checkpoints
 from live import BUDGET, opened, remembering
 
-from kvsearch.app.progress import Shown
 from kvsearch.knobs import Setting
 from kvsearch.pareto import front
 from kvsearch.policy import Policy
 from kvsearch.policy_search.journal import Journal
 from kvsearch.policy_search.work import Job
 from kvsearch.records import Trial
+from kvsearch.session.progress import Shown
 
 BLOCK = 64  # tokens
 HERE = Path(__file__).parent

@@ -13,8 +13,6 @@ from pathlib import Path
 
 import numpy as np
 
-from kvsearch.app.inputs import MeasuredOn, TextOptions, text
-from kvsearch.app.progress import Shown
 from kvsearch.evaluation.measurement import Measurement
 from kvsearch.evaluation.quality import Evaluator
 from kvsearch.knobs import Setting
@@ -28,6 +26,8 @@ from kvsearch.policy_search.samplers import make_sampler
 from kvsearch.policy_search.task import Task, baselines
 from kvsearch.policy_search.work import Job
 from kvsearch.records import Trial
+from kvsearch.session.inputs import MeasuredOn, TextOptions, text
+from kvsearch.session.progress import Shown
 from kvsearch.space import load as load_space
 
 BUDGET, CONTEXT, WINDOWS = 128, 1024, 2

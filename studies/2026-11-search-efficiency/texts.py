@@ -15,8 +15,6 @@ from collect import reported
 from derive import checkpoints
 from live import BUDGET, CONTEXT, WINDOWS, opened, remembering, search
 
-from kvsearch.app.inputs import MeasuredOn
-from kvsearch.app.progress import Shown
 from kvsearch.evaluation import sensitivity
 from kvsearch.evaluation.quality import Evaluator
 from kvsearch.knobs import Setting
@@ -25,6 +23,8 @@ from kvsearch.policy import Policy
 from kvsearch.policy_search.samplers import make_sampler
 from kvsearch.policy_search.task import Task, baselines
 from kvsearch.policy_search.work import Job
+from kvsearch.session.inputs import MeasuredOn
+from kvsearch.session.progress import Shown
 from kvsearch.space import load as load_space
 
 HERE = Path(__file__).parent

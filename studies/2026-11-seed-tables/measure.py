@@ -20,7 +20,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from kvsearch.app.workloads import bare, from_tasks
 from kvsearch.cache import PolicyCache
 from kvsearch.evaluation.answers import answers
 from kvsearch.evaluation.quality import Evaluator
@@ -32,6 +31,7 @@ from kvsearch.models import load_model
 from kvsearch.named_methods import METHODS
 from kvsearch.policy import Ladder, ModelShape, Policy, layout
 from kvsearch.policy.ladder import rungs
+from kvsearch.session.workloads import bare, from_tasks
 from kvsearch.text import read_file, tokenize, windows
 from kvsearch.text.sources import builtin
 from kvsearch.workloads import parse

@@ -24,8 +24,7 @@ from pathlib import Path
 
 import torch
 
-from kvsearch.app.heads import heads
-from kvsearch.app.workloads import from_tasks
+from kvsearch.commands.heads import heads
 from kvsearch.evaluation.answers import answers
 from kvsearch.evaluation.quality import Evaluator
 from kvsearch.knobs import Setting, Value, build
@@ -35,6 +34,7 @@ from kvsearch.named_methods import METHODS
 from kvsearch.policy import ModelShape, Policy
 from kvsearch.policy_search.portfolio import DEFAULT, load
 from kvsearch.rules import KVzap
+from kvsearch.session.workloads import from_tasks
 from kvsearch.text import tokenize
 from kvsearch.text.sources import builtin
 from kvsearch.workloads import Prompts, parse

@@ -13,11 +13,11 @@ import torch
 from measure import TASKS
 
 from kvsearch import Policy, PolicyCache
-from kvsearch.app.workloads import from_tasks
 from kvsearch.evaluation.answers import answers
 from kvsearch.evaluation.quality import Evaluator
 from kvsearch.models import load_model
 from kvsearch.models.load import LoadedModel
+from kvsearch.session.workloads import from_tasks
 from kvsearch.text import tokenize
 from kvsearch.text.sources import builtin
 from kvsearch.workloads import Ask, Item, parse

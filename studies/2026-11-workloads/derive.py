@@ -19,8 +19,8 @@ from pathlib import Path
 import numpy as np
 from measure import KVZIP, PUBLISHED
 
-from kvsearch.app.workloads import GATE
 from kvsearch.records import Interval
+from kvsearch.session.workloads import GATE
 from kvsearch.stats import clustered, wilson
 
 HERE = Path(__file__).parent

@@ -18,9 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from kvsearch.app.heads import heads
-from kvsearch.app.inputs import text
-from kvsearch.app.workloads import bare, from_tasks, groups
+from kvsearch.commands.heads import heads
 from kvsearch.config.run_config import RunConfig
 from kvsearch.errors import PolicyError
 from kvsearch.evaluation.answers import answers
@@ -32,6 +30,8 @@ from kvsearch.models.load import LoadedModel
 from kvsearch.named_methods import METHODS
 from kvsearch.policy import Policy, layout
 from kvsearch.policy_search.portfolio import DEFAULT, load
+from kvsearch.session.inputs import text
+from kvsearch.session.workloads import bare, from_tasks, groups
 from kvsearch.text import tokenize
 from kvsearch.text.sources import builtin
 from kvsearch.workloads import SEES, parse

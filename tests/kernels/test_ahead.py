@@ -174,7 +174,7 @@ def test_the_mark_is_of_these_kernels(gpu, monkeypatch):
 
 
 def test_the_commands_have_them_compiled_on_a_gpu_alone(monkeypatch):
-    from kvsearch.app import inputs
+    from kvsearch.session import inputs
 
     asked = []
     monkeypatch.setattr(ahead, "compile_ahead", lambda *given: asked.append(given))

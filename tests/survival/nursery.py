@@ -15,8 +15,6 @@ def main() -> None:
     import toy
 
     # what a run imports on its way; nothing of it starts a thread that a fork would miss
-    import kvsearch.app.final_evaluation
-    import kvsearch.policy_search.executors.ray_actors  # noqa: F401
 
     while line := sys.stdin.readline():
         what, *rest = json.loads(line)

@@ -188,8 +188,8 @@ def main(options: list[str] | None = None) -> None:
         what = task(o.trials, o.sampler, windows=o.windows, together=o.together)
         trials = Search(what, executor, folder, lambda *_: None).run()
         if o.final:
-            from kvsearch.app.final_evaluation import FinalEvaluation
-            from kvsearch.app.progress import Shown
+            from kvsearch.run.final_evaluation import FinalEvaluation
+            from kvsearch.session.progress import Shown
 
             windows = dict.fromkeys(("select1", "report"), WINDOWS)
             final = FinalEvaluation(folder, executor, SETTING, FROM, Shown(), {}, windows)

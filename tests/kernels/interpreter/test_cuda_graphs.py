@@ -11,10 +11,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 from triton.runtime import interpreter
 
-from kvsearch.app import check
 from kvsearch.cache import PolicyCache, wrappers
 from kvsearch.cache.cuda import graphs
 from kvsearch.cache.cuda.captures import NotCaptured
+from kvsearch.commands import check
 from kvsearch.policy import Budgets, Policy
 from kvsearch_kernels.op import Op
 from tests.cache_cases import sharp

@@ -10,8 +10,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvsearch.app.policies import values_of
-from kvsearch.app.progress import Shown
 from kvsearch.config.commands import PolicyLike
 from kvsearch.errors import RunError
 from kvsearch.evaluation import importance, ppl_rise
@@ -19,6 +17,8 @@ from kvsearch.evaluation.quality import Evaluator
 from kvsearch.knobs import Setting
 from kvsearch.knobs.channels import needs
 from kvsearch.policy.pruning import Importance
+from kvsearch.session.policies import values_of
+from kvsearch.session.progress import Shown
 from kvsearch.text import beside, windows
 from kvsearch.text.parts import Tokens
 

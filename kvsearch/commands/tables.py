@@ -16,7 +16,7 @@ from kvsearch.named_methods import METHODS, Method
 from kvsearch.workloads import TASKS, Task
 
 if TYPE_CHECKING:
-    from kvsearch.app.gates import Gate
+    from kvsearch.commands.tasks import Gate
 
 P = ParamSpec("P")
 
@@ -70,7 +70,7 @@ def targets(*, install: str | None = None, progress: bool = False) -> list[Targe
         KvsearchError: there is no such target, or it cannot be installed.
     """
     if install is not None:
-        from kvsearch.app.progress import Shown
+        from kvsearch.session.progress import Shown
 
         environments.install(find(install), Shown(quiet=not progress).say)
     return [
@@ -110,6 +110,6 @@ def tasks(config: GatesConfig) -> "dict[str, Task] | list[Gate]":
         if config.tasks:
             raise KvsearchError("--task tries tasks on a model: give --model, too")
         return dict(TASKS)
-    from kvsearch.app.gates import gates
+    from kvsearch.commands.tasks import gates
 
     return gates(config)

@@ -9,9 +9,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvsearch.app import inputs
-from kvsearch.app.progress import Shown
-from kvsearch.app.self_check import self_check
 from kvsearch.config.budget import sized_for
 from kvsearch.config.run_config import RunConfig
 from kvsearch.errors import KvsearchError
@@ -21,6 +18,9 @@ from kvsearch.models.disk_cache import remembered
 from kvsearch.models.load import LoadedModel
 from kvsearch.policy import Policy
 from kvsearch.records import Example
+from kvsearch.session import inputs
+from kvsearch.session.progress import Shown
+from kvsearch.session.self_check import self_check
 from kvsearch.stats import clustered
 from kvsearch.text import tokenize
 from kvsearch.workloads import Material, Prompts, See, TaskSpec, make

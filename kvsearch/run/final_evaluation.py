@@ -10,8 +10,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from kvsearch.app.progress import Shown
-from kvsearch.app.report_windows import ReportWindows
 from kvsearch.errors import PolicyError
 from kvsearch.files import write_atomic
 from kvsearch.knobs import Setting, build
@@ -24,6 +22,8 @@ from kvsearch.policy_search.measure import measure
 from kvsearch.policy_search.run_files import ExtraText, Frozen, Measured, Size, Sizes
 from kvsearch.records import Kind, Trial
 from kvsearch.results.compare import Comparison
+from kvsearch.run.report_windows import ReportWindows
+from kvsearch.session.progress import Shown
 
 Nll = NDArray[np.float32]
 

@@ -2,13 +2,13 @@
 
 from dataclasses import dataclass
 
-from kvsearch.app import inputs
-from kvsearch.app.progress import Shown
-from kvsearch.app.workloads import context_worth, from_tasks
 from kvsearch.config.commands import GatesConfig
 from kvsearch.config.model import ModelConfig
 from kvsearch.errors import KvsearchError
 from kvsearch.models.load import max_context
+from kvsearch.session import inputs
+from kvsearch.session.progress import Shown
+from kvsearch.session.workloads import context_worth, from_tasks
 from kvsearch.text import tokenize
 from kvsearch.workloads import TASKS, parse
 

@@ -5,14 +5,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kvsearch.app import heads as of_heads
-from kvsearch.app import inputs
-from kvsearch.app.kvpress_results import Predicted, predicted, require_prompts, write
-from kvsearch.app.policies import check_names, listed, resolve_some
-from kvsearch.app.progress import Shown
-from kvsearch.app.self_check import self_check
-from kvsearch.app.workloads import Worth, bare, from_tasks, groups, own_answers, say_own
-from kvsearch.config.budget import Budget, sized_for
+from kvsearch.commands.kvpress_results import Predicted, predicted, require_prompts, write
+from kvsearch.config.budget import Budget
 from kvsearch.config.commands import EvaluatePromptsConfig
 from kvsearch.config.function import takes
 from kvsearch.errors import KvsearchError
@@ -21,9 +15,12 @@ from kvsearch.evaluation.measurement import kept
 from kvsearch.evaluation.quality import Evaluator
 from kvsearch.files import require_writable
 from kvsearch.knobs import Setting
-from kvsearch.models.load import LoadedModel
 from kvsearch.policy import Policy, layout
 from kvsearch.records import Interval, Kept, plain
+from kvsearch.session import inputs
+from kvsearch.session.self_check import self_check
+from kvsearch.session.session import Session
+from kvsearch.session.workloads import Worth, bare, from_tasks, groups, own_answers, say_own
 from kvsearch.stats import clustered
 from kvsearch.text import tokenize
 from kvsearch.workloads import Prompts, See, TaskSpec
@@ -120,20 +117,18 @@ def evaluate_prompts(config: EvaluatePromptsConfig) -> PromptsResult:
     Raises:
         KvsearchError: something that the caller can mend, in one sentence.
     """
-    shown, names = Shown(quiet=not config.progress), listed(config.policies)
-    check_names(names, sized=config.sized)
+    session = Session(config, config.policies)
     specs, see, kvpress_out = config.specs(), config.see, config.kvpress_out
     records = read_all(config.prompts)
     if not specs and not records:
         raise KvsearchError("give a task or a file of prompts")
     require_names([*(spec.label for spec in specs), *records])
-    inputs.require_files(config.text)
     least = max((spec.tokens for spec in specs), default=1)
-    loaded = inputs.model(config, context=least, say=shown.say)
+    loaded, shown = session.load(context=least), session.shown
     for name, some in records.items():
         say_own(shown, name, some)
     asked = [
-        *_made(loaded, specs, config, shown),
+        *_made(session, specs),
         *(items_of(loaded, name, rows, see, greedy_of(loaded)) for name, rows in records.items()),
     ]
     if kvpress_out is not None:
@@ -145,9 +140,9 @@ def evaluate_prompts(config: EvaluatePromptsConfig) -> PromptsResult:
     left_out: dict[str, str] = {}
     for workload in asked:
         budget = config.budget(loaded.shape)
-        setting = sized_for(loaded.shape, budget, workload.longest, workload.prompt, True)
-        setting = of_heads.for_policies(setting, names, loaded, shown, config)
-        chosen, refused = resolve_some(names, setting)
+        setting = session.setting(workload.longest, workload.prompt, prompts=True)
+        setting = session.measured(setting)
+        chosen, refused = session.some_policies(setting)
         left_out |= refused
         passes = (len(chosen) + 2) * (1 if kvpress_out is None else 2)
         with shown.step(workload.name, passes * len(workload.items)) as step:
@@ -190,16 +185,13 @@ def _saved(policy: Policy, setting: Setting) -> float:
     return 1 - mine / full
 
 
-def _made(
-    loaded: LoadedModel,
-    specs: Sequence[TaskSpec],
-    config: EvaluatePromptsConfig,
-    shown: Shown,
-) -> list[Prompts]:
+def _made(session: Session[EvaluatePromptsConfig], specs: Sequence[TaskSpec]) -> list[Prompts]:
     """The prompts of tasks, of the part that no search sees."""
     if not specs:
         return []
-    tokens = tokenize(loaded.tokenizer, inputs.source(config.text, None, shown.say, tasks=True))
+    loaded, config = session.loaded, session.config
+    found = inputs.source(config.text, None, session.shown.say, tasks=True)
+    tokens = tokenize(loaded.tokenizer, found)
     return from_tasks(
         loaded, specs, tokens.ids, tokens.start, config.see, config.items, config.seed
     )

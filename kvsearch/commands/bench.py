@@ -3,18 +3,13 @@
 from dataclasses import asdict
 from typing import Any, NamedTuple
 
-from kvsearch.app import heads as of_heads
-from kvsearch.app import inputs
-from kvsearch.app.importance import with_importance
-from kvsearch.app.policies import check_names, resolve
-from kvsearch.app.progress import Shown
-from kvsearch.config.budget import sized_for
 from kvsearch.config.commands import BenchConfig
 from kvsearch.config.function import takes
 from kvsearch.evaluation import throughput
-from kvsearch.evaluation.quality import Evaluator
 from kvsearch.models.load import require_context
 from kvsearch.records import Throughput
+from kvsearch.session import inputs
+from kvsearch.session.session import Session
 from kvsearch.text import windows
 
 
@@ -44,26 +39,19 @@ def bench(config: BenchConfig) -> Benched:
     Raises:
         KvsearchError: something that the caller can mend, in one sentence.
     """
-    shown, asked = Shown(quiet=not config.progress), (config.policy,)
+    session = Session(config, config.policy)
     context, pairs, steps = config.context, config.pairs, config.steps
-    check_names(asked, sized=config.sized)
-    inputs.require_files(config.text)
     need = throughput.needed(context, pairs, steps)
-    loaded = inputs.model(config, context=need, say=shown.say)
+    loaded = session.load(context=need)
     if config.cuda_graphs:
         throughput.require_graphs(loaded)
-    setting = sized_for(loaded.shape, config.budget(loaded.shape), need)
-    tokens = inputs.tokenized(loaded, inputs.source(config.text, config.dataset, shown.say))
-    inputs.kernels(loaded, shown.say)
-    setting = of_heads.for_policies(setting, asked, loaded, shown, config)
-    setting = with_importance(
-        setting, asked, Evaluator(loaded), tokens, count=1, length=need, shown=shown
-    )
-    chosen = resolve(asked, setting)[0]
+    setting, tokens = session.setting(need), session.text
+    inputs.kernels(loaded, session.shown.say)
+    (chosen,) = session.policies(session.measured(setting, tokens, length=need))
     need = throughput.needed(context, pairs, steps, throughput.warm(chosen, config.cuda_graphs))
     require_context(loaded.model.config, need)
     ids = windows(tokens, count=1, length=need)[0]
-    with shown.step("decode speed", pairs) as step:
+    with session.shown.step("decode speed", pairs) as step:
         found = throughput.measure(
             loaded,
             chosen,

@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from kvsearch.app.progress import Shown
 from kvsearch.errors import TextError
 from kvsearch.evaluation.answers import answers
 from kvsearch.evaluation.quality import Evaluator
 from kvsearch.models.disk_cache import remembered
 from kvsearch.models.load import LoadedModel
 from kvsearch.policy import Policy
+from kvsearch.session.progress import Shown
 from kvsearch.workloads.encode import items_of, start_of
 from kvsearch.workloads.files import Record, Turn
 from kvsearch.workloads.items import Ask, Ids, Item, Prompts, ids

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 
-from kvsearch.app import summary as summaries
 from kvsearch.errors import RunError, quoted
 from kvsearch.exporters import TARGETS, find, project, proof_of, verdicts
 from kvsearch.files import write_all
@@ -18,6 +17,7 @@ from kvsearch.policy.origin import without_figures
 from kvsearch.policy_search.folder import RunFolder, run_of
 from kvsearch.records import Row, Summary
 from kvsearch.report.card import Proven, card, document
+from kvsearch.run import summary as summaries
 
 HEADS = "heads.json"  # as in a run folder
 

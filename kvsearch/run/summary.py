@@ -10,7 +10,6 @@ from typing import Any, get_args
 import numpy as np
 import pyarrow as pa
 
-from kvsearch.app.report_windows import looks
 from kvsearch.config.study import Settings, Study
 from kvsearch.errors import RunError
 from kvsearch.files import write_atomic, write_parquet
@@ -32,6 +31,7 @@ from kvsearch.records import (
 )
 from kvsearch.report import write_report
 from kvsearch.results.compare import Comparison, Entry
+from kvsearch.run.report_windows import looks
 from kvsearch.stats import Blocks, corrected
 
 

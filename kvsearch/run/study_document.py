@@ -7,13 +7,13 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from kvsearch.app import inputs
 from kvsearch.config.budget import Budget
 from kvsearch.config.run_config import RunConfig
 from kvsearch.config.study import Model, Settings, Study, Text, Texts
 from kvsearch.knobs import Setting
 from kvsearch.models.load import LoadedModel
 from kvsearch.policy_search.folder import question
+from kvsearch.session import inputs
 from kvsearch.space import SearchSpace
 
 

@@ -4,13 +4,13 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 
-from kvsearch.app import summary
 from kvsearch.config.study import Study
 from kvsearch.policy_search import run_files
 from kvsearch.policy_search.fidelity import comparable, contenders
 from kvsearch.policy_search.folder import RunFolder
 from kvsearch.policy_search.run_files import Measured, MeasuredRow
 from kvsearch.records import Summary, Trial
+from kvsearch.run import summary
 
 OPEN = {
     "search": "The run has not ended. Losses are of the search part, on which policies are chosen, "

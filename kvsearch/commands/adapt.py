@@ -6,24 +6,20 @@ from os import fspath
 from pathlib import Path
 from typing import Any
 
-from kvsearch.app import heads as of_heads
-from kvsearch.app import inputs
-from kvsearch.app.adapt_job import Job, Texts
-from kvsearch.app.adapt_report import Adapted
-from kvsearch.app.importance import with_importance
-from kvsearch.app.policies import check_names, prunes, resolve
-from kvsearch.app.progress import Shown
-from kvsearch.config.budget import sized_for
+from kvsearch.commands.adapt_job import Job, Texts
+from kvsearch.commands.adapt_report import Adapted
 from kvsearch.config.commands import AdaptConfig, PolicyLike
 from kvsearch.config.function import takes
 from kvsearch.errors import KvsearchError, TextError
-from kvsearch.evaluation.fed import require_anchors
-from kvsearch.evaluation.quality import Evaluator
 from kvsearch.files import require_writable
 from kvsearch.folders import require_new
 from kvsearch.models.given import require_plain
 from kvsearch.models.load import LoadedModel, device_named
 from kvsearch.policy import Policy
+from kvsearch.session import inputs
+from kvsearch.session.policies import prunes
+from kvsearch.session.progress import Shown
+from kvsearch.session.session import Session
 from kvsearch.text import windows as cut_windows
 from kvsearch.train.recipe import Recipe
 from kvsearch.train.scheduled import require_schedule
@@ -47,7 +43,7 @@ def adapt(config: AdaptConfig) -> Adapted:
     Raises:
         KvsearchError: something that the caller can mend, in one sentence.
     """
-    shown, folder, policy = Shown(quiet=not config.progress), config.out, config.policy
+    folder, policy = config.out, config.policy
     lora, rank, prompt, channels_only = (
         config.lora, config.rank, config.prompt, config.channels_only,
     )  # fmt: skip
@@ -57,8 +53,7 @@ def adapt(config: AdaptConfig) -> Adapted:
         seed=config.seed,
     )  # fmt: skip
     require_new(folder)
-    check_names((policy,), sized=config.sized)
-    inputs.require_files(config.text, config.held_out)
+    session = Session(config, policy)
     replace(how, lora=rank if lora or (lora is None and prunes(policy)) else None).require_package()
     require_writable(folder)
     if not channels_only:
@@ -67,13 +62,15 @@ def adapt(config: AdaptConfig) -> Adapted:
         raise KvsearchError("training needs --dtype float32 or bfloat16; float16 overflows")
     config.check_prompt(config.context)
     _check_device(",".join(str(device_named(x)) for x in config.device.split(",") if x != "auto"))
-    loaded = inputs.model(config, context=config.context, say=shown.say)
+    loaded, shown = session.load(context=config.context), session.shown
     _check_device(loaded.devices)
     require_plain(loaded.model, "kvsearch adapt")
     if lora is None and loaded.shape.widths:
         replace(how, lora=rank).require_package()
     texts = _texts(loaded, config, shown)
-    chosen = _chosen(config, loaded, texts, shown)
+    setting = session.setting(config.context, config.prompt)
+    setting = session.measured(setting, texts.tokens, length=config.context)
+    (chosen,) = session.policies(setting)
     if channels_only and not chosen.channels.active and not loaded.shape.widths:
         raise KvsearchError("--channels-only is for a policy, or a model, without some channels")
     if not channels_only:
@@ -127,19 +124,6 @@ def _texts(loaded: LoadedModel, config: AdaptConfig, shown: Shown) -> Texts:
         cut_windows(tokens, count=max(1, tokens.ids.size // span), length=context),
         cut_windows(held, count=fit, length=context),
     )
-
-
-def _chosen(config: AdaptConfig, loaded: LoadedModel, texts: Texts, shown: Shown) -> Policy:
-    """The policy on this model; what a method follows is measured."""
-    T, evaluator = texts.train.shape[1], Evaluator(loaded)
-    setting = sized_for(loaded.shape, config.budget(loaded.shape), T, config.prompt)
-    where: dict[str, Any] = dict(count=1, length=T, shown=shown)
-    asked = (config.policy,)
-    setting = of_heads.for_policies(setting, asked, loaded, shown)
-    setting = with_importance(setting, asked, evaluator, texts.tokens, **where)
-    (chosen,) = resolve(asked, setting)
-    require_anchors(loaded, chosen)
-    return chosen
 
 
 def _asked(

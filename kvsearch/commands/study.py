@@ -13,11 +13,11 @@ import tempfile
 from importlib.metadata import requires
 from pathlib import Path
 
-from kvsearch.app import summary
 from kvsearch.errors import RunError
 from kvsearch.files import write_atomic
 from kvsearch.policy_search.folder import RunFolder
 from kvsearch.report.tables import front_csv
+from kvsearch.run import summary
 
 FRONT = "front.csv"
 

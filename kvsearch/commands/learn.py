@@ -2,24 +2,22 @@
 
 import json
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 
 import numpy as np
 
-from kvsearch.app import inputs
-from kvsearch.app.progress import Shown
 from kvsearch.config.budget import BudgetConfig, sized_for
 from kvsearch.config.commands import LearnConfig
 from kvsearch.config.function import takes
-from kvsearch.errors import KvsearchError, ModelError, TextError, nearest, quoted
+from kvsearch.errors import KvsearchError, TextError, nearest, quoted
 from kvsearch.files import require_writable, write_atomic
 from kvsearch.folders import drafted, require_new
-from kvsearch.knobs import Setting
 from kvsearch.models import learned
-from kvsearch.models.load import LoadedModel
-from kvsearch.named_methods import METHODS, at
+from kvsearch.named_methods import at
 from kvsearch.rules import RULES, KVzap
 from kvsearch.rules.kvzap import file_of
+from kvsearch.session import inputs
+from kvsearch.session.session import Session
 from kvsearch.text import windows as cut_windows
 from kvsearch.train.kvzap import fit
 from kvsearch.train.work import saving
@@ -70,22 +68,6 @@ class Fitted:
         )
 
 
-def learns(policy: object) -> bool:
-    """Whether it is a method whose rule has weights; policy files name theirs."""
-    method = METHODS.get(policy) if isinstance(policy, str) else None
-    rule = RULES.get(str(method.knobs.get("rule"))) if method is not None else None
-    return rule is not None and "hidden" in rule.needs
-
-
-def with_learned(setting: Setting, loaded: LoadedModel) -> Setting:
-    """The setting with what rules have learned of the model on this machine."""
-    try:
-        found = learned.newest(loaded.model)
-    except ModelError:  # of a kind that they cannot learn
-        found = None
-    return replace(setting, learned=found or "")
-
-
 @takes(LearnConfig)
 def learn(config: LearnConfig) -> Fitted:
     """Fit the weights of a rule to a model, and write them beside a policy with the rule.
@@ -99,11 +81,11 @@ def learn(config: LearnConfig) -> Fitted:
     rule, context = config.rule, config.context
     if rule not in RULES or "hidden" not in RULES[rule].needs:
         raise KvsearchError(f"rule {quoted(rule)} has no weights{nearest(rule, ('kvzap',))}")
-    shown, folder = Shown(quiet=not config.progress), config.out
+    folder = config.out
     require_new(folder)
-    inputs.require_files(config.text, config.held_out)
+    session = Session(config)
     require_writable(folder)
-    loaded = inputs.model(config, context=context, say=shown.say)
+    loaded, shown = session.load(context=context), session.shown
     budget = config if config.sized else BudgetConfig(budget_slots=context / SIZE)
     policy = at(rule, sized_for(loaded.shape, budget.budget(loaded.shape), context))
     tokens, held = inputs.held_out(

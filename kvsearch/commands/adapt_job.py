@@ -12,9 +12,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from kvsearch.app.adapt_report import NLL, Adapted, compared
-from kvsearch.app.nll_table import write_nll
-from kvsearch.app.progress import Shown, Step
+from kvsearch.commands.adapt_report import NLL, Adapted, compared
+from kvsearch.commands.nll_table import write_nll
 from kvsearch.evaluation.quality import Evaluator
 from kvsearch.files import finite, write_atomic
 from kvsearch.folders import drafted
@@ -24,6 +23,7 @@ from kvsearch.models.read import quiet, read
 from kvsearch.models.shape import shape_of
 from kvsearch.policy import Channels, Policy
 from kvsearch.policy.origin import without_figures
+from kvsearch.session.progress import Shown, Step
 from kvsearch.text.parts import Tokens
 from kvsearch.train.loop import Trained, fit
 from kvsearch.train.lora import closed, opened, trained_numbers
@@ -52,7 +52,7 @@ class Texts:
 
 @dataclass(frozen=True, eq=False)
 class Job:
-    """One training, see `kvsearch.app.adapt.adapt` for what the fields mean."""
+    """One training, see `kvsearch.commands.adapt.adapt` for what the fields mean."""
 
     loaded: LoadedModel
     policy: Policy

@@ -5,14 +5,9 @@ from pathlib import Path
 
 import torch
 
-from kvsearch.app import inputs
-from kvsearch.app.importance import with_importance
-from kvsearch.app.policies import check_names, prunes, resolve, values_of
-from kvsearch.app.progress import Shown
 from kvsearch.config.commands import PruneConfig
 from kvsearch.config.function import takes
 from kvsearch.errors import PolicyError, TextError
-from kvsearch.evaluation.quality import Evaluator
 from kvsearch.files import require_writable, write_atomic
 from kvsearch.folders import drafted, require_new
 from kvsearch.knobs import Setting
@@ -23,6 +18,8 @@ from kvsearch.models.load import LoadedModel, max_context
 from kvsearch.models.pruned import PrunedForCausalLM
 from kvsearch.models.read import quiet
 from kvsearch.policy import Channels, Policy
+from kvsearch.session.policies import prunes, values_of
+from kvsearch.session.session import Session
 from kvsearch.train.work import saving
 
 CONTEXT = 512  # tokens of the windows that a method is measured on
@@ -61,31 +58,28 @@ def prune(config: PruneConfig) -> Pruned:
     Raises:
         KvsearchError: something that the caller can mend, in one sentence; nothing was written.
     """
-    shown, folder, policy = Shown(quiet=not config.progress), config.out, config.policy
+    folder, policy = config.out, config.policy
     require_new(folder)
-    check_names((policy,), sized=True)  # sizes are of what is evicted, and nothing is here
+    session = Session(config, policy, sized=True)  # sizes are of what is evicted: nothing is here
     if not prunes(policy):
         raise PolicyError("field channels: the policy keeps every channel, so nothing is pruned")
-    inputs.require_files(config.text)
     require_writable(folder)
-    loaded = inputs.model(config, context=0, say=shown.say)
+    loaded = session.load(context=0)
     require_plain(loaded.model, "kvsearch prune")
     setting = Setting(loaded.shape, None, CONTEXT)
     if needs(values_of(policy)):
-        source = inputs.tokenized(loaded, inputs.source(config.text, config.dataset, shown.say))
+        source = session.text
         there = source.ids.size + len(source.start)
         length = min(CONTEXT, max_context(loaded.model.config) or CONTEXT, there)
         if length < 2:
             raise TextError(f"{source.name} has {there} tokens; give a longer text with --text")
-        setting = with_importance(
-            setting, (policy,), Evaluator(loaded), source, count=1, length=length, shown=shown
-        )
-    chosen = resolve((policy,), setting)[0]
+        setting = session.measured(setting, source, length=length)
+    (chosen,) = session.policies(setting)
     place = loaded.device
     try:
         loaded.model.to("cpu")
         small = surgery.prune(loaded.model, chosen.channels)
-        with shown.step("write", 1) as step:
+        with session.shown.step("write", 1) as step:
             _write(small, loaded, chosen, folder)
             step.advance()
     finally:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from pydantic import TypeAdapter
 
-from kvsearch.app.prompts import PromptsResult
+from kvsearch.commands.prompts import PromptsResult
 from kvsearch.exporters import Proof, Target, Verdict, proof
 from kvsearch.policy import Policy
 from kvsearch.records import Interval

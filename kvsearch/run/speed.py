@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from kvsearch.app.progress import Shown
 from kvsearch.errors import PolicyError, TextError
 from kvsearch.evaluation import speed, throughput
 from kvsearch.files import write_atomic
@@ -16,6 +15,7 @@ from kvsearch.models.load import LoadedModel
 from kvsearch.named_methods import at
 from kvsearch.policy import Policy
 from kvsearch.records import Throughput
+from kvsearch.session.progress import Shown
 
 STEPS = 16
 PROBES = ("streamingllm", "h2o", "snapkv", "window+int4", "h2o+int4", "xmu", "h2o+int4-fine")

@@ -7,7 +7,6 @@ from importlib.metadata import PackageNotFoundError, version
 
 import torch
 
-from kvsearch.app.progress import Shown
 from kvsearch.cache.cuda.graphs import cuda_graphs
 from kvsearch.cache.huggingface import PolicyCache
 from kvsearch.models.load import device_named, dtype_named
@@ -15,6 +14,7 @@ from kvsearch.models.memory import free_memory
 from kvsearch.models.read import brief, quiet
 from kvsearch.policy import Policy, Quantizer, Tier
 from kvsearch.rules import Attention
+from kvsearch.session.progress import Shown
 from kvsearch_kernels.ahead import compile_ahead, ops
 from kvsearch_kernels.proofs import Proof, proofs
 

@@ -4,23 +4,17 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from kvsearch.app import heads as of_heads
-from kvsearch.app import inputs
-from kvsearch.app.importance import with_importance
-from kvsearch.app.nll_table import write_nll
-from kvsearch.app.policies import check_names, listed, resolve_some
-from kvsearch.app.progress import Shown
-from kvsearch.config.budget import sized_for
+from kvsearch.commands.nll_table import write_nll
 from kvsearch.config.commands import EvaluateConfig
 from kvsearch.config.function import takes
 from kvsearch.errors import KvsearchError, RunError
-from kvsearch.evaluation.fed import require_anchors
 from kvsearch.evaluation.measurement import Measurement
-from kvsearch.evaluation.quality import Evaluator
 from kvsearch.files import require_writable
 from kvsearch.knobs import Setting
 from kvsearch.policy import Policy, layout
 from kvsearch.records import Interval, columns, plain
+from kvsearch.session import inputs
+from kvsearch.session.session import Session
 from kvsearch.stats import paired, standard_error
 from kvsearch.text import windows as cut_windows
 
@@ -139,29 +133,21 @@ def evaluate(config: EvaluateConfig) -> EvaluateResult:
         KvsearchError: something that the caller can mend, in one sentence.
         NotWritten: such an error after all was measured; it has the result.
     """
-    shown, asked = Shown(quiet=not config.progress), listed(config.policies)
-    check_names(asked, sized=config.sized)
-    inputs.require_files(config.text)
+    session = Session(config, config.policies)
     W, T = _extent(config.tokens, config.context, config.windows)
     config.check_prompt(T)
     if config.nll_out is not None:
         require_writable(config.nll_out)
-    loaded = inputs.model(config, context=T, say=shown.say)
-    budget = config.budget(loaded.shape)
-    setting = sized_for(loaded.shape, budget, T, config.prompt)
+    loaded, shown = session.load(context=T), session.shown
+    setting, budget = session.setting(T, config.prompt), config.budget(loaded.shape)
     start = config.score_from or max(1, int(budget.slots if budget else 1))
     if start >= T:
         raise KvsearchError(f"--score-from {start} lies outside a window of {T}")
     start = max(start, config.prompt)
-    source = inputs.tokenized(loaded, inputs.source(config.text, config.dataset, shown.say))
+    source, evaluator = session.text, session.evaluator
     ids = cut_windows(source, count=W, length=T)
-    inputs.kernels(loaded, shown.say)
-    evaluator = Evaluator(loaded, batch=config.batch)
-    setting = of_heads.for_policies(setting, asked, loaded, shown, config)
-    setting = with_importance(setting, asked, evaluator, source, count=W, length=T, shown=shown)
-    chosen, left_out = resolve_some(asked, setting)
-    for policy in chosen:
-        require_anchors(loaded, policy)
+    setting = session.measured(setting, source, count=W, length=T)
+    chosen, left_out = session.some_policies(setting)
     measured: list[tuple[Policy, Measurement]] = []
     with shown.step("evaluate", len(chosen) + 1) as step:
         full = evaluator.quality(Policy(name="full"), ids)

@@ -10,24 +10,6 @@ import numpy as np
 import optuna
 from numpy.typing import NDArray
 
-from kvsearch.app import (
-    evaluators,
-    heads,
-    importance,
-    inputs,
-    needles,
-    speed,
-    summary,
-    workloads,
-)
-from kvsearch.app.final_evaluation import FinalEvaluation, select_windows
-from kvsearch.app.learn import with_learned
-from kvsearch.app.loops import compiling
-from kvsearch.app.policies import values_of
-from kvsearch.app.progress import Shown
-from kvsearch.app.so_far import so_far
-from kvsearch.app.study_file import default_folder, study_of
-from kvsearch.app.target import aim, starts, stepped
 from kvsearch.config.budget import sized_for
 from kvsearch.config.run_config import RunConfig
 from kvsearch.config.study import Study
@@ -51,6 +33,19 @@ from kvsearch.policy_search.samplers.kvei import Kvei
 from kvsearch.policy_search.task import Task, baselines
 from kvsearch.records import Summary, Trial
 from kvsearch.report.terminal import standing
+from kvsearch.run import executor as evaluators
+from kvsearch.run import needles, speed, summary
+from kvsearch.run.compile_cpu_loops import compiling
+from kvsearch.run.final_evaluation import FinalEvaluation, select_windows
+from kvsearch.run.study_document import default_folder, study_of
+from kvsearch.run.target_space import aim, starts, stepped
+from kvsearch.run.unfinished import so_far
+from kvsearch.session import channel_importance as importance
+from kvsearch.session import head_losses as heads
+from kvsearch.session import inputs, workloads
+from kvsearch.session.learned import with_learned
+from kvsearch.session.policies import values_of
+from kvsearch.session.progress import Shown
 from kvsearch.space import load as load_space
 from kvsearch.workloads.parts import Part, Rows
 
@@ -189,7 +184,7 @@ class Run:
         return evaluators.processes(self.loaded, 2 * self._policies * each)  # search and report
 
     def so_far(self) -> Summary:
-        """What an unfinished run knows by now, see `app/so_far.py`."""
+        """What an unfinished run knows by now, see `run/unfinished.py`."""
         return so_far(self.folder, self.study, time.perf_counter() - self.start)
 
     # -- stages --------------------------------------------------------------------------------

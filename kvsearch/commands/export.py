@@ -10,13 +10,9 @@ from typing import Any, Literal, ParamSpec, Protocol, cast, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from kvsearch.app import inputs
-from kvsearch.app.exported import Exported, Loss
-from kvsearch.app.learn import learns
-from kvsearch.app.others import write_other
-from kvsearch.app.policies import is_method, method
-from kvsearch.app.progress import Shown
-from kvsearch.app.prompts import PromptsResult, evaluate_prompts
+from kvsearch.commands.exported import Exported, Loss
+from kvsearch.commands.prompts import PromptsResult, evaluate_prompts
+from kvsearch.commands.vectors_and_storage import write_other
 from kvsearch.config.commands import ExportConfig
 from kvsearch.config.function import takes
 from kvsearch.config.model import ModelConfig
@@ -44,6 +40,10 @@ from kvsearch.models.load import LoadedModel, shape_named
 from kvsearch.models.shared import policy_file
 from kvsearch.policy import ModelShape, Policy, check, layout
 from kvsearch.policy_search.folder import run_of
+from kvsearch.session import inputs
+from kvsearch.session.learned import learns
+from kvsearch.session.policies import is_method, method
+from kvsearch.session.progress import Shown
 from kvsearch.stats import paired
 from kvsearch.text import windows as cut_windows
 

@@ -4,14 +4,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvsearch.app.progress import Shown, TimeUp
-from kvsearch.app.run import Run
 from kvsearch.config.function import takes
 from kvsearch.config.run_config import RunConfig
 from kvsearch.pareto import front
 from kvsearch.policy import Policy
 from kvsearch.records import Row, Summary, Trial, columns, plain
 from kvsearch.report.tables import bytes_text
+from kvsearch.run.run import Run
+from kvsearch.session.progress import Shown, TimeUp
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -75,7 +75,7 @@ class Interrupted(KeyboardInterrupt):
     """Ctrl-C during a search; the same call with the same folder goes on.
 
     Attributes:
-        summary: of what is known, see `app/so_far.py`; its trials are those that ended.
+        summary: of what is known, see `run/unfinished.py`; its trials are those that ended.
         folder: the run folder.
         trials: what was measured by then on the search text, best first.
     """

@@ -1,1 +1,0 @@
-"""The commands as functions: load, measure, summarise, write. The command line only parses."""

@@ -1,0 +1,1 @@
+"""What `kvsearch` can be asked to do, a module a command."""
