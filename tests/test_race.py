@@ -9,12 +9,13 @@ from kvsearch.named_methods import at
 from kvsearch.policy_search.model_work import ModelSession
 from kvsearch.policy_search.work import Job
 from kvsearch.run.report_windows import behind, looks
+from kvsearch.workloads.parts import Part
 
 
 def test_a_session_evaluates_the_windows_of_a_job_and_no_more(tiny_folder) -> None:
     loaded = load_model(str(tiny_folder), device="cpu", announce=lambda _: None)
     ids = np.random.default_rng(0).integers(0, 256, size=(3, 200))
-    session = ModelSession(Evaluator(loaded), {"search": ids})
+    session = ModelSession(Evaluator(loaded), {"search": Part.text("search", ids)})
     policy = at("h2o", Setting(loaded.shape, loaded.shape.budget_bytes(80), 200))
     whole = session.run(Job(0, "search", policy))
     assert whole.nll.shape == (3, 199) and whole.tokens == 600

@@ -61,7 +61,7 @@ def test_a_run_with_more_trials_chooses_on_more_windows(
         run = Run(options, Shown(quiet=True))
         run.folder.close()
         assert run.text.select == select
-        assert run.text.windows[select].shape == (int(select[-1]), 256)
+        assert run.text.parts[select].beginnings.shape == (int(select[-1]), 256)
 
 
 def test_a_run_leaves_everything(finished: Path) -> None:

@@ -258,7 +258,7 @@ def test_a_part_without_a_window_says_once_what_would_do_for_all(own, tiny_token
     def windowed(context, search, report):
         given = dict(text=search, report_text=() if own else report)
         found = text(loaded, RunConfig(**given, context=context, budget_slots=1), said.append)
-        return {name: len(rows) for name, rows in found.windows.items()}
+        return {name: len(rows) for name, rows in found.parts.items()}
 
     said, loaded = [], with_model(tiny_tokenizer)
     search, report = squares(0, 100 if own else 4000), squares(5000, 5040)
@@ -290,7 +290,7 @@ def test_no_window_of_a_text_of_its_own_is_in_the_search_text(option, tiny_token
         given = {"text": squares(0, 3000), option: squares(begin, end)}
         options = RunConfig(**given, context=256, budget_slots=1, windows=1, report_windows=4)
         if begin == 3000:
-            assert len(text(loaded, options, lambda _: None).windows["report"]) == 4
+            assert len(text(loaded, options, lambda _: None).parts["report"]) == 4
             continue
         with pytest.raises(TextError, match=rf"^from {begin} and from 0 have text in common"):
             text(loaded, options, lambda _: None)

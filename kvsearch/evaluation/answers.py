@@ -28,7 +28,6 @@ from kvsearch.models.load import LoadedModel
 from kvsearch.policy import Policy
 from kvsearch.workloads.encode import Greedy
 from kvsearch.workloads.items import Ask, Ids, Item, Prompts, See, ids
-from kvsearch.workloads.parts import Part
 
 TOGETHER = 1 << 14  # tokens of copies of a context that are there at once
 NEW_TOKENS = 32  # of an answer that the full cache gives
@@ -151,10 +150,17 @@ def answers(
     )
 
 
-def answered(asked: Prompts, found: Answers) -> tuple[Answered, ...]:
-    """The answers of each item of prompts, without their losses."""
-    plain = ([asked.name] * len(asked.items), [1.0] * len(asked.items))
-    of, weights = (asked.of, asked.weights) if isinstance(asked, Part) else plain
+def answered(
+    asked: Prompts, found: Answers, of: Sequence[str] = (), weights: Sequence[float] = ()
+) -> tuple[Answered, ...]:
+    """The answers of each item of prompts.
+
+    Args:
+        asked: the items.
+        found: what a policy made of them.
+        of, weights: workloads of the items, where there are several, and their weights.
+    """
+    of, weights = of or [asked.name] * len(asked.items), weights or [1.0] * len(asked.items)
     return tuple(
         Answered(
             of=name,
@@ -164,6 +170,7 @@ def answered(asked: Prompts, found: Answers) -> tuple[Answered, ...]:
             first=[x.tolist() for x in found.first[mine]],
             kl=None if found.kl is None else found.kl[mine].tolist(),
             needle=None if item.depth is None else (item.context.size, item.depth),
+            nll=float(found.nll[mine].mean()),
         )
         for item, mine, name, weight in zip(asked.items, by_item(asked), of, weights, strict=True)
     )

@@ -29,7 +29,7 @@ class Anchored:
 
 @dataclass(frozen=True)
 class Answered:
-    """An item of prompts under a policy.
+    """An item of prompts under a policy, or a window of a text beside some.
 
     Attributes:
         of: its workload.
@@ -39,6 +39,7 @@ class Answered:
         first: most likely tokens of each, given the answer before.
         kl: divergences from the full cache of each, where they were measured.
         needle: length of the context, and depth in it of the fact that is asked for.
+        nll: mean over its answers, or its scored tokens, in nats per token; None of older runs.
     """
 
     of: str
@@ -48,6 +49,7 @@ class Answered:
     first: list[list[int]]
     kl: list[float] | None = None
     needle: tuple[int, float] | None = None
+    nll: float | None = None
 
 
 def kept(workload: str, lost: Interval, mine: Sequence[Answered], full: Sequence[Answered]) -> Kept:

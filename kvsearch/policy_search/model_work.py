@@ -7,17 +7,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from kvsearch.errors import lacks_memory
-from kvsearch.evaluation.answers import answered, answers, by_item, fits
+from kvsearch.evaluation.answers import answers, fits
 from kvsearch.evaluation.measurement import Measurement
+from kvsearch.evaluation.part import losses
 from kvsearch.evaluation.quality import Evaluator
 from kvsearch.models.load import load_model
 from kvsearch.policy import Policy
 from kvsearch.policy_search.work import Job, Unusable
 from kvsearch.workloads.items import Prompts
-from kvsearch.workloads.parts import Part, Rows
+from kvsearch.workloads.parts import Part
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,14 +26,14 @@ class ModelWork:
     Attributes:
         model, dtype, batch: as in `load_model` and `Evaluator`.
         devices: slot i uses `devices[i % len]`.
-        parts: token windows `[W, T]`, or prompts, by name.
+        parts: windows and prompts, by name.
         threads: CPU threads of one slot; 0 leaves torch's default.
     """
 
     model: str
     dtype: str
     devices: tuple[str, ...]
-    parts: Mapping[str, Rows]
+    parts: Mapping[str, Part]
     batch: int | None = None
     threads: int = 0
 
@@ -56,36 +55,16 @@ class ModelWork:
 class ModelSession:
     """A loaded model, and the parts that policies are measured on."""
 
-    def __init__(self, evaluator: Evaluator, parts: Mapping[str, Rows]) -> None:
+    def __init__(self, evaluator: Evaluator, parts: Mapping[str, Part]) -> None:
         self.evaluator, self.parts = evaluator, parts
         self._full: dict[int, Sequence[Any]] = {}  # `Answers.log` of the report's items
 
     def run(self, job: Job) -> Measurement:
         """Evaluate one job."""
         part = self.parts[job.part]
-        if isinstance(part, Part):
-            return self._answers(part, job)
-        windows = part[job.first :][: job.windows]
-        return self.evaluator.quality(job.policy, windows, resident=job.resident)
-
-    def _answers(self, part: Part, job: Job) -> Measurement:
-        """Items of prompts."""
-        some = part.cut(job.first, len(part) if job.windows is None else job.windows)
+        some = part.cut(job.first, job.windows)
         full = self._expected(part, some, job.first) if job.part == "report" else None
-        found = answers(self.evaluator, job.policy, some, resident=job.resident, full=full)
-        losses = [
-            scale * float(found.nll[mine].mean())
-            for scale, mine in zip(some.scales, by_item(some), strict=True)
-        ]
-        again = job.policy.rereads
-        return Measurement(
-            nll=np.array(losses, dtype=np.float32)[:, None],
-            tokens=sum(item.taken_in(some.see, again=again) for item in some.items),
-            bytes_resident=found.bytes_end,
-            seconds=found.seconds,
-            impls=found.impls,
-            answers=answered(some, found),
-        )
+        return losses(self.evaluator, job.policy, some, resident=job.resident, full=full)
 
     def _expected(self, part: Part, some: Part, first: int) -> list[Any] | None:
         """Log-probabilities of the full cache at answers; None if all of the part's are too many.
@@ -94,7 +73,7 @@ class ModelSession:
         """
         if not fits(self.evaluator, part):
             return None
-        mine = range(first, first + len(some))
+        mine = [i for i, item in enumerate(some.items, first) if item.asks]
         if lacking := [i for i in mine if i not in self._full]:
             less = Prompts(part.name, tuple(part.items[i] for i in lacking), part.see)
             log = iter(answers(self.evaluator, Policy(), less, resident=False, keep=True).log)

@@ -16,7 +16,7 @@ from kvsearch.policy_search.executors.cluster import require_ray
 from kvsearch.policy_search.executors.inline import Inline
 from kvsearch.policy_search.executors.spawning import can_spawn, require_main
 from kvsearch.policy_search.model_work import ModelSession, ModelWork
-from kvsearch.workloads.parts import Rows
+from kvsearch.workloads.parts import Part
 
 LONG = 1e12  # operations of a run that is worth the start of processes: half a minute of one core
 MOST = 4  # processes on a CPU, unless more are asked for
@@ -43,7 +43,7 @@ def check_workers(count: int) -> None:
 
 def work(
     loaded: LoadedModel,
-    parts: Mapping[str, Rows],
+    parts: Mapping[str, Part],
     *,
     batch: int | None,
     workers: int,
@@ -55,7 +55,7 @@ def work(
 
     Args:
         loaded: the driver's own model.
-        parts: token windows, or prompts, by name.
+        parts: windows and prompts, by name.
         batch: windows per forward pass; None: as many as fit.
         workers: how many evaluators share this machine's CPU threads; 0 if Ray decides.
         ray: Ray shows every actor its own device.

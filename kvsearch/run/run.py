@@ -6,9 +6,7 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 
-import numpy as np
 import optuna
-from numpy.typing import NDArray
 
 from kvsearch.config.budget import sized_for
 from kvsearch.config.run_config import RunConfig
@@ -47,7 +45,6 @@ from kvsearch.session.learned import with_learned
 from kvsearch.session.policies import values_of
 from kvsearch.session.progress import Shown
 from kvsearch.space import load as load_space
-from kvsearch.workloads.parts import Part, Rows
 
 EXAMPLES = 5  # prompts of a report whose answers are shown
 LEAST_GAIN = 0.003  # nats per token, or shares of a context, see `studies/2026-11-first-answer`
@@ -109,7 +106,7 @@ class Run:
             self.text = inputs.text(self.loaded, options, shown.say, chosen_on)
         self.workers = self._workers()
         self.work = evaluators.work(  # before the folder is written: it may be refused
-            self.loaded, self.text.windows, batch=options.batch, workers=self.workers,
+            self.loaded, self.text.parts, batch=options.batch, workers=self.workers,
             ray=options.on_ray, device=options.device, gpus=options.gpus_per_evaluator,
         )  # fmt: skip
         self.study = study_of(
@@ -144,7 +141,7 @@ class Run:
             extra = {f"extra{i}": (t.name, t.token_sha256) for i, t in enumerate(self.text.extra)}
             measured = FinalEvaluation(
                 self.folder, executor, self.setting, self.score_from, shown, extra,
-                {part: len(ids) for part, ids in self.text.windows.items()}, self.text.select,
+                {part: len(ids) for part, ids in self.text.parts.items()}, self.text.select,
                 o.together, self.text.report, o.all_methods or o.target is not None,
             ).go(trials)  # fmt: skip
             executor.close()
@@ -204,7 +201,7 @@ class Run:
             return self.setting
         file = self.folder.path / "importance.json"
         if not file.exists():
-            ids = _rows(self.text.windows[self._aside])
+            ids = self.text.parts[self._aside].beginnings
             found = importance.measure(Evaluator(self.loaded), ids, wanted, self.shown.step)
             write_atomic(file, json.dumps(found.plain()) + "\n")
         return replace(self.setting, importance=importance.read(file))
@@ -213,7 +210,7 @@ class Run:
         """The decode speed that the search goes by, if it does."""
         if not self._fast:
             return None
-        ids = _longest(self.text.windows["search"])
+        ids = self.text.parts["search"].longest_ids
         return speed.model(self.loaded, self.setting, ids, self.folder.path, self.shown).ratio
 
     def _search(self, executor: Executor, ratio: Callable[[Policy], float] | None) -> list[Trial]:
@@ -226,7 +223,7 @@ class Run:
             o.most_trials,
             o.seed,
             lambda seed: make(o.sampler, seed, context),
-            len(self.text.windows["search"]),
+            len(self.text.parts["search"]),
             warm_start=o.warm_start,
             exclude_method=o.exclude_method,
             portfolio=self.portfolio,
@@ -290,15 +287,15 @@ class Run:
         """Decode speed with the device to itself: of the whole front if speed is an objective."""
         for i, row in enumerate(measured.rows if self.options.bench else ()):
             if row.name == measured.recommended or (self._fast and row.kind == "searched"):
-                ids = _longest(self.text.windows["report"])
+                ids = self.text.parts["report"].longest_ids
                 title = f"decode speed {row.name}"
                 decode = speed.measure(self.loaded, row.policy, ids, self.shown, title)
                 measured.rows[i] = replace(row, decode=decode)
 
     def _examples(self, measured: Measured, policies: Mapping[str, Policy]) -> None:
         """Answers to prompts of the report, to be read beside each other."""
-        part = self.text.windows["report"]
-        if not isinstance(part, Part) or not policies:
+        part = self.text.parts["report"]
+        if not part.asks or not policies:
             return
         with self.shown.step("examples", min(EXAMPLES, len(part)) * len(policies)) as step:
             measured.examples = workloads.examples(
@@ -307,10 +304,10 @@ class Run:
 
     def _needles(self, measured: Measured, policies: Mapping[str, Policy]) -> None:
         """Facts that are asked for after a context, hidden in the report text."""
-        rows = self.text.windows["report"]
-        if isinstance(rows, Part) or not policies:
+        part = self.text.parts["report"]
+        if part.asks or not policies:
             return
-        prose, title = rows[:, 1:].reshape(-1), "facts asked for"
+        prose, title = part.beginnings[:, 1:].reshape(-1), "facts asked for"
         with self.shown.step(title, needles.CONTEXTS * len(policies)) as step:
             try:
                 measured.needles = needles.measure(
@@ -322,7 +319,7 @@ class Run:
     @property
     def _aside(self) -> str:
         """Name of the windows to measure channels on: others, if there are."""
-        return "sensitivity" if "sensitivity" in self.text.windows else "search"
+        return "sensitivity" if "sensitivity" in self.text.parts else "search"
 
     @property
     def _each(self) -> int:
@@ -342,16 +339,3 @@ class Run:
     @property
     def _fast(self) -> bool:
         return "throughput" in self.options.objectives
-
-
-def _longest(rows: Rows) -> NDArray[np.int64]:
-    """Token ids `[T]` to time decoding on."""
-    return rows.longest_ids if isinstance(rows, Part) else rows[0]
-
-
-def _rows(rows: Rows) -> NDArray[np.int64]:
-    """Windows `[W, T]` to measure channels on; of prompts, the beginnings of their contexts."""
-    if not isinstance(rows, Part):
-        return rows
-    shortest = min(item.context.size for item in rows.items)
-    return np.stack([item.context[:shortest] for item in rows.items])

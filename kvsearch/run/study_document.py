@@ -40,7 +40,7 @@ def study_of(
         score_from: first scored position.
         portfolio: names of the policies of earlier searches that are evaluated first.
     """
-    o, headline = options, len(text.windows["report"])
+    o, headline = options, len(text.parts["report"])
     model = {
         "name": loaded.name,
         "origin": loaded.origin,

@@ -26,7 +26,7 @@ from kvsearch.text import (
     windows,
 )
 from kvsearch.text.parts import Parts, Tokens, cut
-from kvsearch.workloads.parts import Rows
+from kvsearch.workloads.parts import Part
 
 Say = Callable[[str], None]
 SENSITIVITY = 4  # windows for the sensitivity of layers and heads, at most
@@ -35,14 +35,14 @@ HEADLINE = 8  # times as many report windows for the headline, at most
 
 @dataclass(frozen=True, eq=False)
 class MeasuredOn:
-    """What search, selectW, report and extraN are: windows `[W, T]` of a text, or prompts.
+    """What search, selectW, report and extraN are.
 
     Where the best policies get more windows than others, there are windows `sensitivity`, too:
     other ones of the search text.
 
     Attributes:
         described: names, sizes and hashes of search, select and report, for records.
-        windows: by name; a prompt with its asks counts as a window.
+        parts: by name.
         report: windows of the report text for every row; those beyond are for the headline.
         select: name of the windows for the selection. It contains their number: a run that is
             resumed with more trials uses more windows, and losses on fewer are kept apart.
@@ -50,7 +50,7 @@ class MeasuredOn:
     """
 
     described: dict[str, dict[str, object]]
-    windows: Mapping[str, Rows]
+    parts: Mapping[str, Part]
     report: int
     select: str
     extra: tuple[Tokens, ...]
@@ -198,7 +198,8 @@ def text(loaded: LoadedModel, options: RunConfig, say: Say, select_windows: int 
         _require_unseen(tokens, parts.report, found["report"])
     for i, t in enumerate(further):
         _require_unseen(tokens, t, found[f"extra{i}"])
-    return MeasuredOn(describe(parts), found, R, select, further)
+    made = {name: Part.text(name, ids) for name, ids in found.items()}
+    return MeasuredOn(describe(parts), made, R, select, further)
 
 
 def _require_unseen(seen: Tokens, own: Tokens, rows: NDArray[np.int64]) -> None:

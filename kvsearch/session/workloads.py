@@ -27,7 +27,7 @@ from kvsearch.workloads import Material, Prompts, See, TaskSpec, make
 from kvsearch.workloads.encode import encoded, items_of, start_of
 from kvsearch.workloads.files import Record, read, read_all
 from kvsearch.workloads.items import without_context
-from kvsearch.workloads.parts import SPLITS, Part, Rows, divided, in_turn, require_names
+from kvsearch.workloads.parts import SPLITS, Part, divided, in_turn, require_names
 from kvsearch.workloads.tasks.base import SHARES, Split
 
 GATE = 0.2  # nats per token by which the context must help, at least
@@ -39,7 +39,7 @@ LONGEST_QUESTION = 80  # tokens of a question that an example shows
 
 def lengths(on: inputs.MeasuredOn) -> tuple[int, int]:
     """Tokens of the longest sequence, and of a prompt after which as many follow as after any."""
-    parts = [part for part in on.windows.values() if isinstance(part, Part)]
+    parts = list(on.parts.values())
     whole = Part("all", tuple(item for part in parts for item in part.items), parts[0].see)
     return whole.longest, whole.prompt
 
@@ -203,8 +203,8 @@ def measured_on(
             f.name: own.name for f, own in zip(options.prompts, options.report_prompts, strict=True)
         }
         about["report"]["name"] = ", ".join(of.get(n, n) for n in dict.fromkeys(made["report"].of))
-    windows: dict[str, Rows] = {("select1" if k == "select" else k): v for k, v in made.items()}
-    return inputs.MeasuredOn(about, windows, each, "select1", ())
+    by_name = {("select1" if k == "select" else k): v for k, v in made.items()}
+    return inputs.MeasuredOn(about, by_name, each, "select1", ())
 
 
 def examples(

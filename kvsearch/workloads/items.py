@@ -51,13 +51,13 @@ class Ask:
 
 @dataclass(frozen=True, eq=False)
 class Item:
-    """A context and what is asked about it.
+    """A context and what is asked about it; or a window of a text, whose own tokens are scored.
 
     Attributes:
         name: unique in its workload.
         group: what statistics count as independent: the document.
         context: token ids, with the token that begins a text, if the model has one.
-        asks: one or several.
+        asks: one or several; of a window, none.
         depth: where in the context the fact is that is asked for, from 0 to 1, if it is one.
     """
 
@@ -80,7 +80,7 @@ class Item:
     @property
     def longest(self) -> int:
         """Tokens of the longest sequence: the context, and an ask with those that it follows."""
-        return max(length for _, length in self.paths("agnostic"))
+        return max((length for _, length in self.paths("agnostic")), default=self.context.size)
 
     def taken_in(self, see: See, *, again: bool = False) -> int:
         """Tokens that go through the model for all asks, prompts twice if they are read `again`."""
@@ -121,8 +121,11 @@ class Prompts:
         """Tokens of a prompt after which as many follow, up to `longest`, as after any prompt.
 
         A policy that compacts after a prompt holds its slots, and then what follows: sized for
-        these two numbers, it stays within its budget in every item.
+        these two numbers, it stays within its budget in every item. A window is no prompt:
+        beside some, policies have to compact as they go, and there is none.
         """
+        if not all(item.asks for item in self.items):
+            return 0
         paths = [path for item in self.items for path in item.paths(self.see)]
         return self.longest - max(length - prompt for prompt, length in paths)
 

@@ -1,22 +1,26 @@
-"""Workloads as a search measures them: disjoint parts, whose items take turns between workloads.
+"""What policies are measured on: disjoint parts of workloads, whose items take turns.
 
-What an item loses is counted in shares of what its context is worth: 0 is the full cache, 1 is no
-context at all. So workloads with answers of any difficulty can be added up, with weights.
+An item is a window of a text, or a context with questions. What it loses is counted in nats per
+token where there are only windows of one text, and else in shares of what its context is worth: 0
+is the full cache, 1 is no context at all. So workloads with losses of any size can be added up,
+with weights.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
+from typing import TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from kvsearch.errors import KvsearchError
 from kvsearch.workloads.files import Record
-from kvsearch.workloads.items import Prompts
+from kvsearch.workloads.items import Ids, Item, Prompts
 from kvsearch.workloads.tasks.base import SHARES, Split
 
 SPLITS: tuple[Split, ...] = tuple(SHARES)
+T = TypeVar("T")
+TEXT = "text"  # the workload of windows
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,34 +29,54 @@ class Part(Prompts):
 
     Attributes:
         of: the workload of each item.
-        scales: share of the context per nat of each item's loss, times its weight.
+        scales: share of the context per nat of each item's loss, times its weight; none where
+            losses are counted in nats per token.
         weights: of each item: the mean over items is then the weighted mean over workloads.
+        score_from: of windows, the first scored position.
     """
 
     of: tuple[str, ...] = ()
     scales: tuple[float, ...] = ()
     weights: tuple[float, ...] = ()
+    score_from: int = 1
+
+    @classmethod
+    def text(cls, name: str, windows: Ids) -> "Part":
+        """Windows `[W, T]` of one text, whose losses are nats per token."""
+        items = (Item(f"window {i}", f"window {i}", ids, ()) for i, ids in enumerate(windows))
+        return cls(name, tuple(items), of=(TEXT,) * len(windows))
 
     def __len__(self) -> int:
         return len(self.items)
 
     @property
-    def longest_ids(self) -> NDArray[np.int64]:
-        """Tokens of the longest context with its first question and answer."""
+    def longest_ids(self) -> Ids:
+        """Tokens of the longest item, up to its first answer."""
         item = max(self.items, key=lambda item: item.longest)
-        ask = item.asks[0]
-        return np.concatenate([item.context, ask.question, ask.answer])
+        asked = (x for ask in item.asks[:1] for x in (ask.question, ask.answer))
+        return np.concatenate([item.context, *asked])
 
-    def cut(self, first: int, count: int) -> "Part":
-        """So many items from one on."""
-        some = slice(first, first + count)
-        return Part(
-            self.name, self.items[some], self.see, self.of[some], self.scales[some],
-            self.weights[some],
+    @property
+    def beginnings(self) -> Ids:
+        """The first tokens of every context `[items, tokens]`, as many as the shortest has."""
+        shortest = min(item.context.size for item in self.items)
+        return np.stack([item.context[:shortest] for item in self.items])
+
+    def cut(self, first: int, count: int | None = None) -> "Part":
+        """So many items from one on, or all of these."""
+        end = len(self) if count is None else min(len(self), first + count)
+        return self.only(range(first, end))
+
+    def only(self, numbers: Sequence[int]) -> "Part":
+        """The items with these numbers."""
+
+        def some(of: Sequence[T]) -> tuple[T, ...]:
+            return tuple(of[i] for i in numbers) if of else ()
+
+        return replace(
+            self, items=some(self.items), of=some(self.of), scales=some(self.scales),
+            weights=some(self.weights),
         )  # fmt: skip
-
-
-Rows = NDArray[np.int64] | Part  # windows `[W, T]` of a text, or prompts
 
 
 def require_names(names: Sequence[str]) -> None:

@@ -73,7 +73,9 @@ def main() -> None:
         assert same, f"{name} is not the text of the run"
         start, rows = asked["settings"]["score_from"] - 1, []
         for role, policy_name, policy in chosen(run):
-            nll = evaluator.quality(policy, found.windows["report"], resident=False).nll[:, start:]
+            nll = evaluator.quality(policy, found.parts["report"].beginnings, resident=False).nll[
+                :, start:
+            ]
             for window, losses in enumerate(nll):
                 rows.append(
                     [role, policy_name, window, losses.size, f"{losses.sum(dtype=float):.6f}"]

@@ -28,7 +28,10 @@ def main(file: str) -> None:
     """Measure and write agreement.csv."""
     shown, loaded = Shown(quiet=True), load_model()
     options = TextOptions((f"{file}:0-900000",), None, (f"{file}:900000-",), 2048, WINDOWS, 1)
-    windows, evaluator = text(loaded, options, shown.say).windows["search"], Evaluator(loaded)
+    windows, evaluator = (
+        text(loaded, options, shown.say).parts["search"].beginnings,
+        Evaluator(loaded),
+    )
     rows = []
     for length in LENGTHS:
         logs = np.log(

@@ -76,7 +76,7 @@ def per_layer(o: argparse.Namespace, loaded: LoadedModel, parts: MeasuredOn) -> 
     """Layer sensitivity on this text, measured once for all samplers."""
     file = o.place / o.text / "harm.json"
     if not file.exists():
-        windows = parts.windows["search"]
+        windows = parts.parts["search"].beginnings
         plan = sensitivity.plan(o.trials * windows.size, loaded.shape.layers, CONTEXT)
         part = windows[: plan.windows, : plan.tokens]
         found = sensitivity.measure(Evaluator(loaded), part, groups=plan.groups)

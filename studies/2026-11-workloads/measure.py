@@ -93,7 +93,7 @@ def on_text(loaded: LoadedModel, parts: list[int]) -> None:
     """NLL of what searches found on windows of the text, after as many tokens as a policy holds."""
     evaluator, file = Evaluator(loaded), HERE / "records" / "text.json"
     given = RunConfig(context=TOKENS, windows=1, report_windows=WINDOWS)
-    ids = text(loaded, given, lambda _: None).windows["report"][:WINDOWS]
+    ids = text(loaded, given, lambda _: None).parts["report"].beginnings[:WINDOWS]
     rows = json.loads(file.read_text()) if file.exists() else {}
     for part in parts:
         size = loaded.shape.budget_bytes(TOKENS // part)
