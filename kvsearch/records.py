@@ -115,24 +115,29 @@ class Trial:
 
 @dataclass(frozen=True)
 class Kept:
-    """What a policy keeps of one workload of prompts.
+    """What a policy keeps of one workload.
 
     Attributes:
-        workload: name of the task or file.
-        lost: share of the context that it loses: 0 is the full cache, 1 is no context.
+        workload: name of the task or file; `text` is windows of one.
+        lost: share of the context that it loses: 0 is the full cache, 1 is no context. Of a text,
+            no context is its last few tokens.
         exact: share of answers that greedy decoding gives, with its Wilson interval.
         flips: share of answer tokens whose most likely token is not the full cache's.
         asks: answers.
         kl: mean KL divergence of the next-token distributions from the full cache's at the answers'
             tokens, in nats; None where it was not measured.
+        ppl: of a text, perplexity of its scored tokens.
+        dnll: of a text, NLL minus that of the full cache, nats per token.
     """
 
     workload: str
     lost: Interval
-    exact: Interval
-    flips: float
-    asks: int
+    exact: Interval | None = None
+    flips: float | None = None
+    asks: int = 0
     kl: float | None = None
+    ppl: float | None = None
+    dnll: Interval | None = None
 
 
 @dataclass(frozen=True)
@@ -240,6 +245,16 @@ class Row(MeasuredPolicy):
     workloads: tuple[Kept, ...] = ()
     discordant: Discordant | None = None
     needles: tuple[Needle, ...] = ()
+
+    @property
+    def text(self) -> Kept | None:
+        """What is kept of windows of a text, where these are one workload among others."""
+        return next((k for k in self.workloads if k.dnll is not None), None)
+
+    @property
+    def asked(self) -> tuple[Kept, ...]:
+        """What is kept of workloads that ask."""
+        return tuple(k for k in self.workloads if k.exact is not None)
 
 
 REPORT = "report text"  # the text of a recheck that is no further one
@@ -359,8 +374,13 @@ class Summary:
 
     @property
     def prompted(self) -> bool:
-        """Whether policies were measured on prompts and answers, and not on a text."""
+        """Whether policies were measured on prompts and answers, perhaps beside a text."""
         return "see" in self.settings
+
+    @property
+    def mixed(self) -> bool:
+        """Whether they were measured on windows of a text and on prompts."""
+        return bool(self.settings.get("workloads"))
 
     def row(self, name: str) -> Row:
         """The row called `name`."""

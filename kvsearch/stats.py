@@ -42,11 +42,15 @@ class Blocks:
         tokens: `[blocks]` tokens of each block, the same in every window; the last may have fewer.
         groups: the document of each window, of those that have one: then documents count as
             independent, and neither their windows nor blocks do.
+        strata: the workload of each window, where they take turns: differences between workloads
+            are no uncertainty of their mean, and the workload with the fewest documents says how
+            wide an interval is for its standard error.
     """
 
     sums: NDArray[np.float64]
     tokens: NDArray[np.int64]
     groups: tuple[str, ...] = ()
+    strata: tuple[str, ...] = ()
 
     @property
     def size(self) -> int:
@@ -56,6 +60,9 @@ class Blocks:
     @property
     def count(self) -> int:
         """What counts as independent: documents, or blocks in all windows together."""
+        if self.strata:
+            pairs = {*zip(self.strata, self.groups, strict=True)}
+            return min(Counter(stratum for stratum, _ in pairs).values())
         return len({*self.groups}) if self.groups else int(self.sums.size)
 
     def mean(self) -> float:
@@ -64,7 +71,16 @@ class Blocks:
 
     def first(self, windows: int | None) -> "Blocks":
         """The first windows; all with None."""
-        return Blocks(self.sums[:windows], self.tokens, self.groups[:windows])
+        return self.at(slice(0, windows))
+
+    def at(self, windows: slice | list[int]) -> "Blocks":
+        """Some windows."""
+        if isinstance(windows, slice):
+            windows = list(range(len(self.sums)))[windows]
+        groups, strata = (
+            tuple(x[i] for i in windows) if x else x for x in (self.groups, self.strata)
+        )
+        return Blocks(self.sums[windows], self.tokens, groups, strata)
 
     def less(self, other: "Blocks") -> "Blocks":
         """Differences on the same windows and tokens.
@@ -75,26 +91,29 @@ class Blocks:
         if self.sums.shape != other.sums.shape or (self.tokens != other.tokens).any():
             shapes = f"{self.sums.shape} and {other.sums.shape} blocks"
             raise ValueError(f"paired differences need the same windows and tokens, got {shapes}")
-        return Blocks(self.sums - other.sums, self.tokens, self.groups)
+        return replace(self, sums=self.sums - other.sums)
 
 
 Losses = Array | Blocks
 
 
-def blocks(x: Losses, block: int = BLOCK, groups: Sequence[str] = ()) -> Blocks:
+def blocks(
+    x: Losses, block: int = BLOCK, groups: Sequence[str] = (), strata: Sequence[str] = ()
+) -> Blocks:
     """Losses in blocks of `block` tokens.
 
     Args:
         x: losses per token `[windows, tokens]`, or in blocks of which `block` is a multiple.
         block: tokens.
-        groups: the document of each window, of losses per token.
+        groups, strata: the document and the workload of each window, of losses per token.
 
     Raises:
         ValueError: `x` is in blocks that do not fit into these.
     """
     if not isinstance(x, Blocks):
         each = np.atleast_2d(x).astype(np.float64)
-        per_token = Blocks(each, np.ones(each.shape[1], dtype=np.int64), tuple(groups))
+        ones = np.ones(each.shape[1], dtype=np.int64)
+        per_token = Blocks(each, ones, tuple(groups), tuple(strata))
         return _merged(per_token, np.arange(0, each.shape[1], block))
     have = int(x.tokens[0])
     if block < have or (block % have and len(x.tokens) > 1):
@@ -230,7 +249,7 @@ def through(a: Blocks, middle: Blocks, b: Blocks | None = None) -> tuple[Blocks,
         return (a.less(b),)
     gap, share = middle.sums - b.sums, have / windows
     both = replace(a, sums=a.sums - its.sums + share * gap[:have])
-    return both, Blocks((1 - share) * gap[have:], a.tokens, middle.groups[have:])
+    return both, replace(middle, sums=(1 - share) * gap).at(slice(have, None))
 
 
 def spread_of(rows: Iterable[Blocks], middle: Blocks, full: Blocks) -> Spread | None:
@@ -247,12 +266,18 @@ def standard_error(x: Losses, block: int | None = None) -> float:
 
 
 def _standard_error(x: Blocks) -> float:
-    n, residual = x.count, x.sums - x.mean() * x.tokens
-    if n < 2:
+    if x.count < 2:
         return float("nan")
-    if x.groups:
-        residual = _by_group(residual.sum(1), x.groups)
-    return float(np.sqrt(n / (n - 1) * (residual**2).sum()) / x.size)
+    total = 0.0
+    for stratum in dict.fromkeys(x.strata) or [""]:
+        mine = [i for i, s in enumerate(x.strata) if s == stratum]
+        some = x.at(mine) if x.strata else x
+        residual = some.sums - some.mean() * some.tokens
+        if some.groups:
+            residual = _by_group(residual.sum(1), some.groups)
+        n = residual.size
+        total += n / (n - 1) * float((residual**2).sum())
+    return float(np.sqrt(total) / x.size)
 
 
 def _by_group(values: Array, groups: Sequence[str]) -> NDArray[np.float64]:
@@ -269,7 +294,7 @@ def _fine(x: Losses) -> Blocks:
 def _merged(x: Blocks, starts: NDArray[np.int64]) -> Blocks:
     """Blocks joined; each of the new ones begins with the block at one of `starts`."""
     sums, tokens = np.add.reduceat(x.sums, starts, axis=1), np.add.reduceat(x.tokens, starts)
-    return Blocks(sums, tokens, x.groups)
+    return replace(x, sums=sums, tokens=tokens)
 
 
 def clustered(values: Array, groups: Sequence[str], level: float = 0.95) -> Interval:

@@ -150,6 +150,10 @@ def test_spaces_are_read_by_the_same_reader(tmp_path: Path) -> None:
 
 def test_a_step_of_short_windows_has_a_thousand_tokens() -> None:
     """On two windows of 640 tokens a search chose what lost three times as much elsewhere."""
-    steps = [RunConfig(context=n, budget_slots=64).together for n in (1536, 1024, 640, 192)]
+    steps = [
+        RunConfig(context=n, budget_slots=64, text_only=True).together
+        for n in (1536, 1024, 640, 192)
+    ]
     assert steps == [1, 1, 2, 6]
-    assert RunConfig(context=192, budget_slots=64, batch=3).together == 3
+    assert RunConfig(context=640, budget_slots=64).together == 4  # windows, and contexts of facts
+    assert RunConfig(context=192, budget_slots=64, batch=3, text_only=True).together == 3

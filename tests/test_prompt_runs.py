@@ -2,6 +2,7 @@
 
 import csv
 import json
+import math
 import random
 import re
 from dataclasses import replace
@@ -16,8 +17,13 @@ from transformers import AutoModelForCausalLM
 import kvsearch
 from kvsearch.commands.export import export
 from kvsearch.commands.run import search
+from kvsearch.config.run_config import RunConfig
 from kvsearch.errors import KvsearchError
+from kvsearch.evaluation.quality import Evaluator
+from kvsearch.models.load import load_model
 from kvsearch.report.needles import draw_needles, needle_map
+from kvsearch.session.inputs import text
+from kvsearch.session.workloads import Worth
 from kvsearch.stats import mcnemar
 from kvsearch.workloads import Ask, Item, Prompts
 from kvsearch.workloads.encode import items_of
@@ -78,7 +84,7 @@ def test_documents_are_in_one_part_only(tmp_path: Path) -> None:
     parts = divided("mine.jsonl", records)
     documents = [{r.context for r in some} for some in parts.values()]
     assert sum(map(len, documents)) == len(set.union(*documents)) == 40
-    assert [len(d) for d in documents] == [22, 6, 12]
+    assert [len(d) for d in documents] == [20, 6, 14]
     again = divided("mine.jsonl", records[::-1])
     assert {k: {r.context for r in v} for k, v in again.items()} == dict(
         zip(parts, documents, strict=True)
@@ -95,7 +101,7 @@ def test_a_report_of_another_file_shares_no_document(tmp_path: Path) -> None:
     lines = other.read_text().splitlines(keepends=True)
     other.write_text("".join(lines[12:]))
     parts = divided("mine", read(mine), read(other), "other")
-    assert [len(p) for p in parts.values()] == [9, 3, 2]
+    assert [len(p) for p in parts.values()] == [8, 4, 2]
 
 
 def test_a_budget_that_holds_every_prompt_is_refused_before_anything_is_measured(
@@ -220,7 +226,7 @@ def test_what_cannot_be_searched_is_one_sentence(
     few = prompts(tmp_path / "few.jsonl", 5)
     assert "has 5 documents" in said(model=str(sharp), prompts=few, out=tmp_path / "a", **FAST)
     text = said(prompts=file, report_text=str(file), **FAST)
-    assert text == "--report-text is for a search on a text, not on prompts"
+    assert text == "--report-text is for a search on a text, not on prompts; give --text as well"
     assert "unknown task" in said(tasks="nedle", **FAST)
     assert "--see must be one of" in said(tasks="needle", see="both", **FAST)
     assert "characters) is no file of prompts" in said(prompts="A cat sat. " * 900, **FAST)
@@ -245,3 +251,69 @@ def test_several_processes_measure_what_one_does(sharp: Path, tmp_path: Path) ->
         assert two[name].exact == row.exact
         assert two[name].dnll_full.mean == pytest.approx(row.dnll_full.mean, abs=1e-4)
         assert two[name].workloads[0].flips == pytest.approx(row.workloads[0].flips)
+
+
+def test_a_text_and_prompts_are_one_search(
+    sharp: Path, prose: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvsearch.session.workloads._rise", lambda *_: Worth(3.0, 5.0, True))
+    file = prompts(tmp_path / "mine.jsonl", 24)
+    how = FAST | {"trials": 1, "prompts": file, "text": str(prose), "context": 256, "windows": 2}
+    s = search(str(sharp), **how, weight="text=3", out=tmp_path / "run").summary
+    assert s.mixed and s.settings["workloads"] == {"text": 3.0, "mine.jsonl": 1.0}
+    windows = text(load_model(str(sharp)), RunConfig(**how), lambda _: None).parts["report"]
+    evaluator, most = Evaluator(load_model(str(sharp))), max(r.windows for r in s.rows)
+    nll = {}
+    for row in s.rows:
+        assert row.text is not None and row.text.dnll is not None
+        (asked,) = row.asked
+        assert asked.workload == "mine.jsonl" and asked.asks == row.windows
+        assert row.text.lost.mean == pytest.approx(row.text.dnll.mean / 2, abs=1e-5)
+        if row.windows == most:
+            mean = 0.75 * row.text.lost.mean + 0.25 * asked.lost.mean
+            assert row.dnll_full.mean == pytest.approx(mean, abs=1e-5)
+        if row.name in ("full", s.recommended):  # as an evaluation of the text alone has it
+            few = windows.beginnings[: row.windows // 2]
+            nll[row.name] = evaluator.quality(row.policy, few).nll[:, 95:].mean()
+            assert row.text.ppl == pytest.approx(math.exp(nll[row.name]), rel=1e-4)
+    best = s.row(s.recommended or "")
+    assert best.policy.trigger == "stream" and best.within_budget  # of a text, too
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert "windows and contexts of up to" in page and "over the full cache" in page
+    head, *lines = (tmp_path / "run" / "front.csv").read_text().splitlines()
+    assert {"ppl[text]", "dnll[text]", "lost[text]", "exact[mine.jsonl]"} <= {*head.split(",")}
+    assert len(lines) == len(s.rows)
+
+
+@pytest.mark.parametrize(
+    ("weight", "part"),
+    [
+        (("text",), "is not NAME=W with a number of at least 0, such as text=2"),
+        (("text=-1",), "is not NAME=W"),
+        (("text=0", "facts=0"), "every --weight is 0"),
+        (("texts=2",), "there is no workload of that name"),
+    ],
+)
+def test_weights_that_cannot_be_are_one_sentence(
+    prose: Path, weight: tuple[str, ...], part: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvsearch.session.inputs.load_model", None)  # nothing gets that far
+    assert part in said(**FAST | {"text": str(prose), "context": 256, "weight": weight})
+
+
+@pytest.mark.parametrize(
+    ("context", "part"), [(256, "has no room for them"), (512, "does not need it")]
+)
+def test_facts_that_a_model_cannot_find_leave_the_text_alone(
+    context: int, part: str, tiny_folder: Path, prose: Path, tmp_path: Path
+) -> None:
+    how: dict[str, Any] = FAST | {
+        "trials": 0, "text": str(prose), "context": context, "windows": 1, "report_windows": 1,
+    }  # fmt: skip
+    both = search(str(tiny_folder), **how, out=tmp_path / "a")
+    alone = search(str(tiny_folder), **how, text_only=True, out=tmp_path / "b")
+    assert not both.summary.mixed and not both.summary.prompted
+    why = both.summary.settings["left_out"]["facts"]
+    assert part in why
+    assert [r.nll for r in both.summary.rows] == [r.nll for r in alone.summary.rows]
+    assert f"Not measured. facts: {why}." in both.report().read_text()

@@ -142,6 +142,23 @@ def test_mcnemars_test_counts_documents() -> None:
     assert mcnemar(gaps) == np.mean([s >= abs(sum(gaps)) for s in sums])
 
 
+def test_workloads_that_take_turns_are_strata() -> None:
+    """What differs between a text and facts is no uncertainty of their mean."""
+    rng = np.random.default_rng(0)
+    a, b = rng.normal(0.01, 0.001, 6), rng.normal(0.5, 0.1, 6)
+    turns = np.stack([a, b], 1).reshape(-1, 1)
+    names = tuple(f"{kind} {i}" for i in range(6) for kind in "ab")
+    found = blocks(turns, groups=names, strata=("a", "b") * 6)
+    error = np.hypot(*(x.std(ddof=1) / np.sqrt(6) for x in (a, b))) / 2
+    assert standard_error(found) == pytest.approx(error)
+    got = interval(found)
+    assert found.count == 6 and got.mean == pytest.approx(turns.mean())
+    assert got.hi - got.mean == pytest.approx(float(student(5).ppf(0.975)) * error)
+    alone = blocks(turns, groups=names)
+    assert standard_error(alone) > 1.5 * error  # as one sample it would be wider
+    assert found.first(4).strata == ("a", "b", "a", "b")
+
+
 def test_intervals_count_groups_and_shares_stay_inside() -> None:
     values = np.array([1.0, 1.0, 3.0, 3.0])
     alone = clustered(values, ["a", "b", "c", "d"])

@@ -22,7 +22,6 @@ from kvsearch.text import (
     Source,
     Text,
     builtin,
-    cut,
     read_dataset,
     read_file,
     read_files,
@@ -191,10 +190,10 @@ def test_parts_are_disjoint_contiguous_and_whole(tokens):
     assert [p.ids.size for p in three] == [6000, 1800, 4200]
     assert np.array_equal(np.concatenate([p.ids for p in three]), tokens.ids)
     assert len({p.token_sha256 for p in three}) == 3
-    own_report = Parts(*cut(tokens, {"search": 3, "select": 1}), parts.report)
-    assert own_report.search.ids.size == 9000
+    own_report = split(tokens, parts.report)
+    assert own_report.search.ids.size == 8400 and own_report.report is parts.report
     with pytest.raises(TextError, match="are the same text"):
-        Parts(parts.search, parts.report, parts.search)
+        Parts(parts.search, parts.report, parts.search, tokens)
     with pytest.raises(TextError, match="only 1 tokens, too few for a "):
         split(tokens.part(0, 1, "x"))
 

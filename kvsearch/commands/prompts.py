@@ -22,7 +22,7 @@ from kvsearch.session.self_check import self_check
 from kvsearch.session.session import Session
 from kvsearch.session.workloads import Worth, bare, from_tasks, groups, own_answers, say_own
 from kvsearch.stats import clustered
-from kvsearch.text import tokenize
+from kvsearch.text import split, tokenize
 from kvsearch.workloads import Prompts, See, TaskSpec
 from kvsearch.workloads.encode import items_of
 from kvsearch.workloads.files import read_all
@@ -191,10 +191,8 @@ def _made(session: Session[EvaluatePromptsConfig], specs: Sequence[TaskSpec]) ->
         return []
     loaded, config = session.loaded, session.config
     found = inputs.source(config.text, None, session.shown.say, tasks=True)
-    tokens = tokenize(loaded.tokenizer, found)
-    return from_tasks(
-        loaded, specs, tokens.ids, tokens.start, config.see, config.items, config.seed
-    )
+    prose = split(tokenize(loaded.tokenizer, found)).report
+    return from_tasks(loaded, specs, prose, config.see, config.items, config.seed)
 
 
 def _known(workload: Prompts, full: Answers, empty: Answers, own: int) -> Known:

@@ -9,7 +9,7 @@ from kvsearch.models.load import max_context
 from kvsearch.session import inputs
 from kvsearch.session.progress import Shown
 from kvsearch.session.workloads import context_worth, from_tasks
-from kvsearch.text import tokenize
+from kvsearch.text import split, tokenize
 from kvsearch.workloads import TASKS, parse
 
 
@@ -43,17 +43,14 @@ def gates(config: GatesConfig) -> list[Gate]:
     assert config.model is not None, "without one, tasks are listed"
     asked = ModelConfig(model=config.model, dtype=config.dtype, device=config.device)
     loaded = inputs.model(asked, context=1, say=shown.say)
-    prose = tokenize(
-        loaded.tokenizer, inputs.source(config.text, config.dataset, shown.say, tasks=True)
-    )
+    found = inputs.source(config.text, config.dataset, shown.say, tasks=True)
+    prose = split(tokenize(loaded.tokenizer, found)).search
     most = max_context(loaded.model.config)
 
     def gate(name: str) -> Gate:
         try:
             spec = parse(name)
-            (workload,) = from_tasks(
-                loaded, [spec], prose.ids, prose.start, config.see, config.items, 0, "search"
-            )
+            (workload,) = from_tasks(loaded, [spec], prose, config.see, config.items, 0, "search")
         except KvsearchError as e:  # data that are not installed, or contexts too short for it
             return Gate(name, why=str(e))
         if most is not None and workload.longest > most:

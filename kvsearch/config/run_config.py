@@ -45,9 +45,9 @@ class RunConfig(
     def check(self) -> None:
         """Refuse what is for a text beside prompts, and windows of which too little is scored."""
         super().check()
-        if self.prompted and self.batch:
+        if not self.windowed and self.batch:
             raise KvsearchError("--batch is for a search on a text, not on prompts")
-        if not self.prompted and (self.score_from is not None or self.budget_bytes is None):
+        if self.windowed and (self.score_from is not None or self.budget_bytes is None):
             self.first_scored(self.budget_slots or SLOTS)
 
     def recorded(self) -> dict[str, Any]:
@@ -55,7 +55,7 @@ class RunConfig(
         found = {}
         for f in fields(self):
             when, value = f.metadata.get("recorded"), getattr(self, f.name)
-            mine = self.prompted or f.name != "see"
+            mine = self.asked or f.name != "see"
             if mine and (when == ALWAYS or (when == CHANGED and value != f.default)):
                 found[f.name] = in_json(value)
         return found
@@ -78,22 +78,20 @@ class RunConfig(
         trial, all of them."""
         if self.engine == "tune":
             return self.searched
-        if self.prompted:
+        if not self.windowed:
             return self.count * max(1, STEP // self.count)
-        if self.batch is None:
-            return max(1, -(-STEP_TOKENS // self.context))
-        return self.batch
+        return self.count * (self.batch or max(1, -(-STEP_TOKENS // self.context)))
 
     @property
     def space_name(self) -> str:
-        """The space that is searched: prompts have one of their own by default."""
-        own = self.prompted and self.space == DEFAULT_SPACE
+        """The space that is searched: prompts without a text have one of their own by default."""
+        own = not self.windowed and self.space == DEFAULT_SPACE
         return PROMPT_SPACE if own else self.space
 
     @property
     def grows(self) -> bool:
         """Whether the best policies get more windows than they start with."""
-        return self.engine != "tune" and self.searched > 1
+        return self.engine != "tune" and self.units > 1
 
     def first_scored(self, slots: float) -> int:
         """First scored position: by default the first at which a full budget of `slots` matters.

@@ -46,11 +46,16 @@ class Model(_Record):
 
 
 class Text(_Record):
-    """A part of the text, or prompts; beside these: its text's hash, or numbers of prompts."""
+    """A part of the text, or prompts; beside these: its text's hash, or numbers of prompts.
+
+    Attributes:
+        worth: of workloads, the nats per token that their contexts are worth.
+    """
 
     name: str
     tokens: Count
     token_sha256: str
+    worth: dict[str, float] = {}
 
 
 class Texts(_Record):
@@ -71,6 +76,8 @@ class Settings(_Record):
         score_from: first scored position.
         report_windows: for every row.
         headline_windows: for the headline, if there are more.
+        workloads: weights, where windows of a text and prompts were measured.
+        left_out: workloads that had no use, and why.
     """
 
     budget_slots: int | float
@@ -80,6 +87,8 @@ class Settings(_Record):
     score_from: Count
     report_windows: Count = 1
     headline_windows: Count | None = None
+    workloads: dict[str, float] = {}
+    left_out: dict[str, str] = {}
 
 
 class Study(_Record):

@@ -3,24 +3,49 @@
 from collections.abc import Sequence
 from dataclasses import KW_ONLY
 from functools import partial
+from math import inf
 from os import PathLike
 from pathlib import Path
 
 from kvsearch.config.checks import at_least, one_of, paths, several, texts
-from kvsearch.config.option import ALWAYS, Config, Given, again, option, ordered, part
-from kvsearch.errors import KvsearchError, TextError
+from kvsearch.config.option import ALWAYS, CHANGED, Config, Given, again, option, ordered, part
+from kvsearch.errors import KvsearchError, TextError, quoted
 from kvsearch.text import TextLike
-from kvsearch.workloads import SEES, See, TaskSpec, expanded, parse
+from kvsearch.workloads import LEAST_TOKENS, SEES, See, TaskSpec, expanded, parse
+from kvsearch.workloads.parts import TEXT
 
 Texts = Given[TextLike | Sequence[TextLike] | None, tuple[TextLike, ...]]
 Files = Given[str | PathLike[str] | Sequence[str | PathLike[str]], tuple[Path, ...]]
 Words = Given[str | Sequence[str], tuple[str, ...]]
 _text = partial(option, group="Text")
-_prompts = partial(option, group="Prompts, instead of a text")
+_prompts = partial(option, group="Prompts")
+
+
+WINDOWS = 16  # of a text alone, that a search sees
+FACTS, HIDDEN = "facts", 4  # in a context, all of which are asked for
+AFTER = 64  # tokens that a question about a fact and its answer may take
 
 
 def _tasks(given: str | Sequence[str]) -> tuple[str, ...]:
     return expanded(several(given))
+
+
+def _weight(given: str) -> tuple[str, float]:
+    name, _, value = given.rpartition("=")
+    try:
+        found = float(value)
+    except ValueError:
+        found = -1.0
+    if not name or not 0 <= found < inf:
+        raise KvsearchError(
+            f"--weight {quoted(given)} is not NAME=W with a number of at least 0, such as text=2"
+        )
+    return name, found
+
+
+def _weights(_: str, given: tuple[str, ...]) -> None:
+    for one in given:
+        _weight(one)
 
 
 @ordered
@@ -148,16 +173,23 @@ class WorkloadConfig(PromptsConfig, DatasetConfig):
         metavar="FILE",
     )
     context: int = _text(1536, "tokens of a window", check=at_least(1))
-    windows: int = _text(
-        16,
-        "windows that the search sees; fewer where the text is too short. Every policy starts on "
-        "one, and the best few get more",
+    text_only: bool = _text(
+        False,
+        "measure policies on the text alone, and not also on facts that are hidden in it and asked "
+        "for later",
+        recorded=CHANGED,
+    )
+    windows: int | None = _text(
+        None,
+        "windows that the search sees, and beside these as many contexts of facts and prompts "
+        "[default: 8, or 16 of a text alone]; fewer where the text is too short. Every policy "
+        "starts on one, and the best few get more",
         check=at_least(1),
     )
     report_windows: int = _text(
         2,
-        "windows of the report; methods that are certainly behind are measured on fewer, and "
-        "where these leave the headline undecided, its policies on up to eight times as many",
+        "windows of the report, likewise; methods that are certainly behind are measured on fewer, "
+        "and where these leave the headline undecided, its policies on up to eight times as many",
         check=at_least(1),
     )
     report_prompts: Files = _prompts(
@@ -175,10 +207,22 @@ class WorkloadConfig(PromptsConfig, DatasetConfig):
         None, "first scored position [default: the budget in slots]",
         check=at_least(1), group="Measurement",
     )  # fmt: skip
+    weight: Words = option(
+        (),
+        "how much a workload counts, such as text=2 or facts=0.5: `text`, `facts`, a task, or the "
+        "name of a file of prompts; repeatable [default: 1 each]",
+        several, check=_weights, metavar="NAME=W", group="Measurement", recorded=CHANGED,
+    )  # fmt: skip
 
     def check(self) -> None:
         """Refuse what is for a text beside prompts, and parts of prompts without the others."""
         super().check()
+        if self.text_only and self.prompted:
+            raise KvsearchError(
+                "--text-only leaves no room for --task and --prompts; leave one out"
+            )
+        if not (self.windowed or self.asked):
+            raise KvsearchError("every --weight is 0, so nothing is measured; raise one")
         if self.report_prompts and not self.prompts:
             raise KvsearchError("--report-prompts is the report part of --prompts; give both")
         if self.report_prompts and len(self.report_prompts) != len(self.prompts):
@@ -191,8 +235,40 @@ class WorkloadConfig(PromptsConfig, DatasetConfig):
             "--score-from": self.score_from,
         }  # fmt: skip
         for name, value in given.items():
-            if self.prompted and value:
-                raise KvsearchError(f"{name} is for a search on a text, not on prompts")
+            if not self.windowed and value:
+                raise KvsearchError(
+                    f"{name} is for a search on a text, not on prompts; give --text as well"
+                )
+
+    # -- workloads -----------------------------------------------------------------------------
+
+    @property
+    def windowed(self) -> bool:
+        """Whether windows of a text are measured: by default unless there are only prompts."""
+        named = bool(self.text) or self.dataset is not None
+        return (named or not self.prompted) and self.weighs(TEXT) > 0
+
+    @property
+    def facts(self) -> bool:
+        """Whether facts are hidden in the text and asked for, beside its windows."""
+        return not (self.prompted or self.text_only) and self.weighs(FACTS) > 0
+
+    @property
+    def asked(self) -> bool:
+        """Whether questions are asked after a context: of facts, tasks or prompts."""
+        return self.prompted or self.facts
+
+    def specs(self) -> list[TaskSpec]:
+        """The tasks, or the facts where there are none; raises for one that there is not."""
+        if not self.facts:
+            return super().specs()
+        tokens = max(LEAST_TOKENS, self.context - AFTER)
+        options = {"facts": HIDDEN, "asks": HIDDEN}
+        return [TaskSpec("needle", tokens, options, title=FACTS)]
+
+    def weighs(self, name: str) -> float:
+        """How much a workload counts beside others; a task has a weight of its own, too."""
+        return dict(map(_weight, self.weight)).get(name, 1.0)
 
     @property
     def texts(self) -> tuple[Sequence[TextLike], ...]:
@@ -201,15 +277,23 @@ class WorkloadConfig(PromptsConfig, DatasetConfig):
 
     @property
     def count(self) -> int:
-        """Workloads of prompts."""
-        return len(self.tasks) + len(self.prompts)
+        """Workloads."""
+        return self.windowed + self.facts + len(self.tasks) + len(self.prompts)
+
+    @property
+    def units(self) -> int:
+        """Windows, and prompts of every workload, that the search may measure a policy on."""
+        if not self.windowed:
+            return self.items
+        return self.windows or (WINDOWS // 2 if self.asked else WINDOWS)
 
     @property
     def searched(self) -> int:
-        """Windows, or prompts of all workloads, that the search may measure a policy on."""
-        return self.items * self.count if self.prompted else self.windows
+        """The same of all workloads together."""
+        return self.units * self.count
 
     @property
     def longest(self) -> int:
         """Tokens that the model must have positions for, as far as the options say."""
-        return max((s.tokens for s in self.specs()), default=1) if self.prompted else self.context
+        tokens = [spec.tokens for spec in self.specs()]
+        return max([*tokens, self.context if self.windowed else 1])

@@ -1,5 +1,6 @@
 """What the evaluation of a policy gives. Nothing heavy is imported here: drivers read it, too."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -8,7 +9,7 @@ from numpy.typing import NDArray
 
 from kvsearch.policy.sequences import TextBytes
 from kvsearch.records import Interval, Kept
-from kvsearch.stats import wilson_by_group
+from kvsearch.stats import clustered, wilson_by_group
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ class Answered:
 
 
 def kept(workload: str, lost: Interval, mine: Sequence[Answered], full: Sequence[Answered]) -> Kept:
-    """What a policy keeps of a workload.
+    """What a policy keeps of a workload: of its answers, or of the windows of a text.
 
     Args:
         workload: its name.
@@ -62,6 +63,10 @@ def kept(workload: str, lost: Interval, mine: Sequence[Answered], full: Sequence
         full: the same items under the full cache.
     """
     exact = [x for a in mine for x in a.exact]
+    if not exact:  # windows of a text
+        losses = [np.array([a.nll for a in x], np.float64) for x in (mine, full)]
+        dnll = clustered(losses[0] - losses[1], [a.group for a in mine])
+        return Kept(workload, lost, ppl=math.exp(min(float(losses[0].mean()), 700.0)), dnll=dnll)
     groups = [a.group for a in mine for _ in a.exact]
     pairs = [
         (x, y)
@@ -110,6 +115,12 @@ class Measurement:
     def groups(self) -> tuple[str, ...]:
         """Of prompts, the document of every item."""
         return tuple(a.group for a in self.answers)
+
+    @property
+    def strata(self) -> tuple[str, ...]:
+        """Of prompts of several workloads, the workload of every item."""
+        found = tuple(a.of for a in self.answers)
+        return found if len({*found}) > 1 else ()
 
     @classmethod
     def joined(cls, parts: Sequence["Measurement"]) -> "Measurement":

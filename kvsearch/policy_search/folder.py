@@ -35,7 +35,14 @@ _BESIDE = ("tokens", "bytes_resident", "seconds", "impls", "answers")  # of a `M
 _ANSWERS = TypeAdapter(tuple[Answered, ...])
 _DAMAGE = (OSError, pa.ArrowException, LookupError, TypeError, ValueError)  # of a Parquet file
 # `model.origin` is a sentence, another one after the first download; older runs lack `others`
-FREE = ("versions.", "options.", "trials", "model.origin", "model.shape.others")
+FREE = (
+    "versions.",
+    "options.",
+    "trials",
+    "settings.left_out",
+    "model.origin",
+    "model.shape.others",
+)
 
 
 def question(asked: dict[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -213,7 +220,7 @@ class RunFolder:
         """
         if self.has_nll(part, fingerprint) or (part, fingerprint) not in self._blocks:
             found = self.load_nll(part, fingerprint)
-            return blocks(found.nll[:, start:], groups=found.groups)
+            return blocks(found.nll[:, start:], groups=found.groups, strata=found.strata)
         kept_from, kept = self._blocks[part, fingerprint]
         if kept_from != start:
             raise RunError(
@@ -241,6 +248,8 @@ class RunFolder:
         }
         if any(b.groups for b in found.values()):
             columns["groups"] = pa.array([list(b.groups) for b in found.values()])
+        if any(b.strata for b in found.values()):
+            columns["strata"] = pa.array([list(b.strata) for b in found.values()])
         about = {"block": str(BLOCK), "start": str(start)}
         write_parquet(
             self.path / BLOCKS,
@@ -266,8 +275,9 @@ class RunFolder:
             block, start = (int(table.schema.metadata[k]) for k in (b"block", b"start"))
             for row in table.to_pylist():
                 tokens = np.diff([*range(0, row["window_tokens"], block), row["window_tokens"]])
-                sums, groups = np.array(row["sums"]), tuple(row.get("groups") or ())
-                found[row["part"], row["fingerprint"]] = start, Blocks(sums, tokens, groups)
+                about = (tuple(row.get(k) or ()) for k in ("groups", "strata"))
+                of = Blocks(np.array(row["sums"]), tokens, *about)
+                found[row["part"], row["fingerprint"]] = start, of
         except _DAMAGE as e:
             raise RunError(f"cannot read {file}: {' '.join(str(e).split())[:300]}") from e
         return found

@@ -93,6 +93,12 @@ def left_out(summary: Summary) -> str:
     return "; ".join(f"{', '.join(those)} ({short})" for short, those in names.items())
 
 
+def unused(summary: Summary) -> str:
+    """Workloads that were asked for and are not measured, and why; empty without any."""
+    found = summary.settings.get("left_out", {})
+    return "; ".join(f"{name}: {why}" for name, why in found.items())
+
+
 def flat(data: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
     """Nested settings as `key.subkey, value` pairs for printing."""
     pairs: list[tuple[str, str]] = []

@@ -20,6 +20,7 @@ from kvsearch.report.tables import (
     behind_text,
     bytes_text,
     interval_text,
+    kept_text,
     policy_files,
     signed,
     verdict,
@@ -90,6 +91,7 @@ def render(
         sizes=bool(info.curves),
         needles=summary.needles is not None,
         behind=behind_text(summary.behind),
+        unused=facts.unused(summary),
         left_out=facts.left_out(summary),
         tokens=facts.scored_tokens(summary),
         w=words_of(summary),
@@ -140,6 +142,7 @@ def _asked(summary: Summary, shape: ModelShape) -> dict[str, Any]:
     s, rows = summary.settings, Counter(r.windows for r in summary.rows)
     several = len(rows) > 1
     what = "contexts of up to" if summary.prompted else "windows of"
+    what = "windows and contexts of up to" if summary.mixed else what
     windows = f"{min(rows)} to {max(rows)} {what}" if several else f"{max(rows)} {what}"
     windows = "one window of" if windows == "1 windows of" else windows
     start = f"scored from position {s['score_from']:,}"
@@ -186,9 +189,7 @@ def _row(row: Row, file: str, several: bool, words: Words) -> dict[str, Any]:
         "level": level,
         "level_interval": limits,
         "workloads": [
-            f"{k.workload}: lost {interval_text(k.lost)}, exact {100 * k.exact.mean:.0f} % of "
-            f"{k.asks}, flips {100 * k.flips:.0f} %" + ("" if k.kl is None else f", KL {k.kl:.3f}")
-            for k in row.workloads
+            f"{k.workload}: lost {interval_text(k.lost)}, {kept_text(k)}" for k in row.workloads
         ],
         "discordant": _discordant(row),
         "n": f"{row.tokens:,}" if several else "",

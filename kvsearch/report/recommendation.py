@@ -17,7 +17,7 @@ from kvsearch.report.tables import (
     sizes_text,
     verdict,
 )
-from kvsearch.report.words import TEXT, Words, words_of
+from kvsearch.report.words import FACTS, TEXT, Words, words_of
 
 PYTHON = """\
 from kvsearch import PolicyCache
@@ -109,6 +109,8 @@ def costs(summary: Summary) -> tuple[str, ...]:
         f"{bytes_text(full.bytes_peak)}"
     )
     said = [f"{saved}, and {_change(row.dnll_full, 'the full cache', text)}."]
+    if summary.mixed:
+        said = [f"{saved}; {_kept(row, full)}."]
     if again := second_reading(summary):
         said.append(again)
     found = summary.against("method")
@@ -137,6 +139,24 @@ def second_reading(summary: Summary) -> str:
     )
 
 
+def _kept(row: Row, full: Row) -> str:
+    """What is kept of a text and of what is asked, in words."""
+    said = list[str]()
+    if (read := row.text) is not None and read.dnll is not None:
+        said.append(_change(read.dnll, "the full cache", True))
+    whole = {k.workload: k for k in full.asked}
+    for k in row.asked:
+        assert k.exact is not None, "where something is asked"
+        its = whole[k.workload]
+        assert its.exact is not None, "the same is asked"
+        what = k.workload if k.workload == FACTS else f"answers to {k.workload}"
+        said.append(
+            f"of {its.asks} {what} asked for later the full cache gives "
+            f"{round(its.exact.mean * its.asks)}, this one {round(k.exact.mean * k.asks)}"
+        )
+    return "; ".join(said)
+
+
 def _change(d: Interval, other: str, text: bool) -> str:
     """A loss in per cent, of perplexity or of the context; no direction where zero is inside."""
     if verdict(d) == "no clear difference":
@@ -150,7 +170,7 @@ def _change(d: Interval, other: str, text: bool) -> str:
 def _level(row: Row, words: Words) -> Figure:
     value, limits = words.level_of(row)
     if row.exact is not None:
-        asks = sum(k.asks for k in row.workloads)
+        asks = sum(k.asks for k in row.asked)
         return Figure("Exact answers", value, f"95 % {limits}", f"n = {asks} answers of the report")
     if words is not TEXT:
         return Figure("Exact answers", "not measured", "", "they are, once the report part is")

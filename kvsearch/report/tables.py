@@ -8,7 +8,7 @@ from dataclasses import fields
 from typing import Any, Literal
 
 from kvsearch.files import csv_text
-from kvsearch.records import Interval, Row, Summary, Throughput
+from kvsearch.records import Interval, Kept, Row, Summary, Throughput
 from kvsearch.report.describe import describe
 from kvsearch.student import quantile
 
@@ -128,11 +128,22 @@ def sizes_text(summary: Summary) -> str:
     )
 
 
+def kept_text(kept: Kept) -> str:
+    """What is kept of a workload: of a text its perplexity, of questions the exact answers."""
+    if kept.dnll is not None and kept.ppl is not None:
+        return f"PPL {ppl_text(kept.ppl)}, {percent_text(kept.dnll)} over the full cache"
+    assert kept.exact is not None and kept.flips is not None, "one of the two"
+    kl = "" if kept.kl is None else f", KL {kept.kl:.3f}"
+    return f"exact {100 * kept.exact.mean:.0f} % of {kept.asks}, flips {100 * kept.flips:.0f} %{kl}"
+
+
 def percent_text(interval: Interval) -> str:
     """The same difference as a change of PPL: `+5.5 % [+4.2, +6.9]`."""
     mean, lo, hi = (
         signed(100 * math.expm1(min(v, 20.0)), 1) for v in (interval.mean, interval.lo, interval.hi)
     )
+    if not math.isfinite(interval.lo):
+        return f"{mean} % [no interval]"
     return f"{mean} % [{lo}, {hi}]"
 
 
@@ -157,7 +168,8 @@ def front_csv(rows: Sequence[Row]) -> str:
     it was an objective; `stopped` how far a row was behind the recommended policy when it got no
     further windows. Of prompts, losses are shares of the context and `tokens` are contexts, `exact`
     is the share of answers that greedy decoding gives, and there are `lost[TASK]`, `exact[TASK]`,
-    `flips[TASK]`, `kl[TASK]` and `asks[TASK]`, see `records.Kept`, and `only_row`,
+    `flips[TASK]`, `kl[TASK]` and `asks[TASK]`, and beside prompts `lost[text]`, `ppl[text]` and
+    `dnll[text]` (nats per token), see `records.Kept`, and `only_row`,
     `only_recommended` and `mcnemar_p`, see `records.Discordant`, and `needles`, a JSON list of
     `records.Needle`.
     `*_lo` and `*_hi` are 95 % limits. Flags are 1 or 0; an empty cell means not measured.
@@ -221,7 +233,11 @@ def _answers(row: Row) -> dict[str, Any]:
         "needles": json.dumps([list(vars(n).values()) for n in row.needles]),
     }
     for k in row.workloads:
-        cells |= _three(f"lost[{k.workload}]", k.lost) | _three(f"exact[{k.workload}]", k.exact)
+        cells |= _three(f"lost[{k.workload}]", k.lost)
+        if k.dnll is not None:
+            cells |= {f"ppl[{k.workload}]": k.ppl} | _three(f"dnll[{k.workload}]", k.dnll)
+            continue
+        cells |= _three(f"exact[{k.workload}]", k.exact)
         cells |= {f"flips[{k.workload}]": k.flips, f"asks[{k.workload}]": k.asks}
         cells |= {f"kl[{k.workload}]": k.kl}
     return cells

@@ -2,18 +2,26 @@
 
 import math
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from kvsearch.policy import HeadLosses
 from kvsearch.records import REPORT, Interval, Row, Summary, Throughput, plain
 from kvsearch.report.describe import describe
-from kvsearch.report.facts import STATES, left_out, placed, text_name
+from kvsearch.report.facts import STATES, left_out, placed, text_name, unused
 from kvsearch.report.figure import LABEL
 from kvsearch.report.recommendation import costs, second_reading
 from kvsearch.report.screen import Column, columns_of, folded, printed, table
-from kvsearch.report.tables import behind_text, bytes_text, least, needles_text, sizes_text
-from kvsearch.report.words import TEXT, Words, words_of
+from kvsearch.report.tables import (
+    behind_text,
+    bytes_text,
+    kept_text,
+    least,
+    needles_text,
+    sizes_text,
+)
+from kvsearch.report.words import FACTS, TEXT, Words, words_of
 
 
 def closing(summary: Summary, folder: Path) -> str:
@@ -26,7 +34,7 @@ def closing(summary: Summary, folder: Path) -> str:
     if not rows:
         return f"nothing was measured to the end; {folder} has the policies tried so far"
     w = words_of(summary)
-    counted = "contexts" if summary.prompted else "tokens"
+    counted = "tokens" if w is TEXT else w.count
     told = w.above if summary.prompted else f"{w.loss}: loss over the full cache, {w.unit}"
     unit = [
         f"  n: {counted} of {_on(REPORT, summary)}; {told}, with 95 % intervals corrected for "
@@ -37,7 +45,8 @@ def closing(summary: Summary, folder: Path) -> str:
     known = w is TEXT or any(r.exact is not None for r in rows)
     columns = [
         Column("  policy", 24, left=True),
-        *[Column(w.level, 8, drop=1)] * known,
+        *[Column("PPL", 8, drop=1)] * summary.mixed,
+        *[Column(_asked(rows, w), 8, drop=1)] * known,
         Column(f"  {w.loss} (95 %)", 28, left=True, brief=True),
         Column("fp16 slots", 10, drop=3),
         Column("MiB", 8),
@@ -51,8 +60,8 @@ def closing(summary: Summary, folder: Path) -> str:
             note.append(f"off the front on {'these prompts' if summary.prompted else 'this text'}")
         notes.append("  ".join(note))
         cells.append(
-            [f"{mark}{r.name}", *[_level(r, w)] * known, f"  {r.dnll_full}",
-             f"{r.slots16:.1f}", f"{r.bytes_peak / 2**20:.2f}", str(r.tokens)]
+            [f"{mark}{r.name}", *[_more_ppl(r)] * summary.mixed, *[_level(r, w)] * known,
+             f"  {r.dnll_full}", f"{r.slots16:.1f}", f"{r.bytes_peak / 2**20:.2f}", str(r.tokens)]
         )  # fmt: skip
     found = ["", *folded([summary.open] if summary.open else [], width)]
     found += table(columns, cells, width, notes)
@@ -84,6 +93,8 @@ def closing(summary: Summary, folder: Path) -> str:
             f"  not among the best on the search {w.material}, and not measured further "
             f"({w.loss} to the recommended policy there): {absent}"
         )
+    if why := unused(summary):
+        lines.append(f"  not measured: {why}")
     if missing := left_out(summary):
         lines.append(f"  left out: {missing}; trials.jsonl has each reason in full")
     if summary.recommended is not None:
@@ -116,17 +127,19 @@ def standing(summary: Summary) -> list[str]:
     shown = {"recommended": best}
     shown |= {title: summary.row(r.against) for title, r in opponents.items() if r is not None}
     text = w is TEXT
-    level, known = "PPL" if text else "exact", text or best.exact is not None
+    level, known = "PPL" if text else _asked([best], w), text or best.exact is not None
     columns = [
         Column("so far", 18, left=True),
         Column("policy", max(14, *(len(r.name) + 1 for r in shown.values())), left=True),
+        *[Column("PPL", 8, drop=1)] * summary.mixed,
         *[Column(level, 8, drop=1)] * known,
         Column(f"  {w.loss} (95 %)", 28, left=True, brief=True),
         Column("MiB", 7),
-        Column("tokens" if text else "contexts", 10, drop=2),
+        Column("tokens" if text else "n" if summary.mixed else "contexts", 10, drop=2),
     ]
     cells = [
-        [title, r.name, *[_more_ppl(r) if text else w.level_of(r)[0]] * known, f"  {r.dnll_full}",
+        [title, r.name, *[_more_ppl(r)] * summary.mixed,
+         *[_more_ppl(r) if text else w.level_of(r)[0]] * known, f"  {r.dnll_full}",
          f"{r.bytes_peak / 2**20:.2f}", str(r.tokens)]
         for title, r in shown.items()
     ]  # fmt: skip
@@ -139,13 +152,24 @@ def standing(summary: Summary) -> list[str]:
 
 
 def _more_ppl(row: Row) -> str:
-    return f"{100 * math.expm1(min(row.dnll_full.mean, 20.0)):+.1f} %"
+    """Perplexity over the full cache's: of the text, where that is one workload among others."""
+    kept = row.text
+    found = row.dnll_full if kept is None or kept.dnll is None else kept.dnll
+    return f"{100 * math.expm1(min(found.mean, 20.0)):+.1f} %"
+
+
+def _asked(rows: Sequence[Row], words: Words) -> str:
+    """What stands above exact answers: `facts`, where nothing else is asked."""
+    names = {k.workload for r in rows for k in r.asked}
+    return names.pop() if names == {FACTS} else words.level
 
 
 def _on(text: str, summary: Summary) -> str:
     """A text by its name; of an unfinished run the part that was measured by then."""
     if text == REPORT and summary.open:
         return text_name(summary)
+    if summary.mixed and text == REPORT:
+        return "the report part"
     return "report prompts" if summary.prompted and text == REPORT else text
 
 
@@ -160,7 +184,11 @@ def _recommendation(row: Row, summary: Summary) -> list[str]:
         lines.append(f"  {said[0]}")
     if again := second_reading(summary):
         lines.append(f"  {again}")
-    for k in row.workloads:
+    if (read := row.text) is not None:
+        lines.append(
+            f"  {read.workload}: {kept_text(read)}; context lost {_percent(plain(read.lost))} %"
+        )
+    for k in row.asked:
         full = next(x for x in summary.row("full").workloads if x.workload == k.workload)
         lines.append(
             f"  {k.workload}, question-{summary.settings['see']}: exact "
@@ -168,6 +196,7 @@ def _recommendation(row: Row, summary: Summary) -> list[str]:
             f"{_percent(plain(full.exact))} % of {full.asks}; context lost "
             f"{_percent(plain(k.lost))} %"
         )
+        assert k.flips is not None, "where something is asked"
         kl = "" if k.kl is None else f", KL divergence {k.kl:.3f} nats a token"
         lines.append(f"    to the full cache: flips {100 * k.flips:.1f} % of answer tokens{kl}")
     best = summary.against("method")
@@ -175,7 +204,7 @@ def _recommendation(row: Row, summary: Summary) -> list[str]:
         change = f"PPL {100 * (math.exp(best.dnll.mean) - 1):+z.1f} %, "
         lines.append(
             f"  against the best published method, {best.against}: "
-            f"{'' if summary.prompted else change}{words_of(summary).loss} {best.dnll}"
+            f"{change if words_of(summary) is TEXT else ''}{words_of(summary).loss} {best.dnll}"
             f"{' (no clear difference)' * best.dnll.undecided}, n = {best.tokens}"
         )
         if (d := summary.row(best.against).discordant) is not None:

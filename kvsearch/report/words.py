@@ -1,7 +1,7 @@
 """What a report is about, in words: a text whose tokens are scored, or prompts and answers."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvsearch.records import Row, Summary
 from kvsearch.report.tables import ppl_interval, ppl_text
@@ -45,6 +45,7 @@ class Words:
         return ppl_text(row.ppl), f"[{ppl_text(lo)}, {ppl_text(hi)}]" if known else "no interval"
 
 
+FACTS = "facts"  # the workload that a run adds to a text
 TEXT = Words(
     loss="dNLL",
     unit="nats per token",
@@ -102,6 +103,25 @@ PROMPTS = Words(
 )
 
 
+MIXED = replace(
+    PROMPTS,
+    material="text and prompts",
+    count="windows and contexts",
+    paired="both caches read and are asked the same, and the loss is subtracted item by item",
+    blocks="windows and documents",
+    terms=(
+        (
+            "context lost",
+            "rise of the negative log-likelihood over the full cache, as a share of the rise "
+            "without the context: of answers, that without any; of a text, that with its last few "
+            "tokens. The weighted mean over workloads",
+        ),
+        *TEXT.terms,
+        *PROMPTS.terms[1:],
+    ),
+)
+
+
 def words_of(summary: Summary) -> Words:
     """Of a summary."""
-    return PROMPTS if summary.prompted else TEXT
+    return MIXED if summary.mixed else PROMPTS if summary.prompted else TEXT

@@ -165,10 +165,11 @@ class Comparison:
         for workload in dict.fromkeys(a.of for a in mine.answers):
             assert gap is not None
             at = [i for i, a in enumerate(mine.answers) if a.of == workload]
-            its = [mine.answers[i] for i in at]
+            its, whole = ([x.answers[i] for i in at] for x in (mine, full))
             groups = tuple(a.group for a in its)
-            lost = interval(replace(gap, sums=gap.sums[at] / its[0].weight, groups=groups))
-            found.append(kept(workload, lost, its, [full.answers[i] for i in at]))
+            sums = gap.sums[at] / its[0].weight
+            lost = interval(replace(gap, sums=sums, groups=groups, strata=()))
+            found.append(kept(workload, lost, its, whole))
         return tuple(found)
 
     def discordant(self, name: str) -> Discordant | None:

@@ -26,7 +26,13 @@ PARTS = 16  # blocks of a window, of at least `BLOCK` tokens, that a row is call
 
 
 def behind(
-    nll: Nll, rival: Nll, groups: Sequence[str] = (), *, score_from: int, false: float
+    nll: Nll,
+    rival: Nll,
+    groups: Sequence[str] = (),
+    strata: Sequence[str] = (),
+    *,
+    score_from: int,
+    false: float,
 ) -> Interval | None:
     """How far a policy is behind another on the windows that it has, if it certainly is.
 
@@ -36,7 +42,7 @@ def behind(
     Args:
         nll: of the policy on the first windows `[windows, T - 1]`.
         rival: of the other, on as many windows or more.
-        groups: of prompts, the document of each window of the policy.
+        groups, strata: of prompts, the document and the workload of each window of the policy.
         score_from: first scored position.
         false: how often a policy that is as good may be called behind.
 
@@ -44,7 +50,7 @@ def behind(
         The mean difference in nats per token, with the limits by which it was judged.
     """
     less = (nll - rival[: len(nll)])[:, score_from - 1 :]
-    found = blocks(less, max(BLOCK, -(-less.shape[1] // PARTS)), groups)
+    found = blocks(less, max(BLOCK, -(-less.shape[1] // PARTS)), groups, strata)
     half = quantile(1 - false, found.count - 1) * standard_error(found, int(found.tokens[0]))
     mean = float(less.mean())
     return Interval(mean, mean - half, mean + half) if mean > half else None
@@ -176,8 +182,8 @@ class ReportWindows:
         for c in left:
             if c.kind in ("full", "searched") or c == best or c.name in leads:
                 continue
-            mine, its, groups = self._both(c.fingerprint, best.fingerprint, windows)
-            gap = behind(mine, its, groups, score_from=self.score_from, false=false)
+            both = self._both(c.fingerprint, best.fingerprint, windows)
+            gap = behind(*both, score_from=self.score_from, false=false)
             found |= {} if gap is None else {c.fingerprint: gap}
         return found
 
@@ -214,12 +220,15 @@ class ReportWindows:
                 failures |= self.measure("report", title, policies, windows=windows, first=first)
         return failures
 
-    def _both(self, key: str, other: str, windows: int) -> tuple[Nll, Nll, tuple[str, ...]]:
+    def _both(
+        self, key: str, other: str, windows: int
+    ) -> tuple[Nll, Nll, tuple[str, ...], tuple[str, ...]]:
         """NLL of two policies on the search text, and on the first windows of the report text.
 
-        A resumed run may have more of these. Of prompts, the document of each is there, too.
+        A resumed run may have more of these. Of prompts, the document and the workload of each are
+        there, too.
         """
-        mine, its, groups = [], [], list[str]()
+        mine, its, groups, strata = [], [], list[str](), list[str]()
         for part in ("search", "report"):
             if self.folder.has_nll(part, key) and self.folder.has_nll(part, other):
                 a, b = (self.folder.load_nll(part, k) for k in (key, other))
@@ -227,7 +236,8 @@ class ReportWindows:
                 mine.append(a.nll[:both])
                 its.append(b.nll[:both])
                 groups += a.groups[:both]
-        return np.concatenate(mine), np.concatenate(its), tuple(groups)
+                strata += a.strata[:both]
+        return np.concatenate(mine), np.concatenate(its), tuple(groups), tuple(strata)
 
 
 def _opponents(of: Comparison) -> list[str]:

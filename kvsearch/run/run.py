@@ -62,11 +62,11 @@ class Run:
         check_name(options.sampler)
         check_space(options.sampler, self.space)
         if options.target is not None:
-            searched(options.target, prompted=options.prompted)
+            searched(options.target, prompted=not options.windowed)
         for name in options.exclude_method:
             find(name)
         known = (
-            load_portfolio(options.portfolio, prompted=options.prompted)
+            load_portfolio(options.portfolio, prompted=not options.windowed)
             if options.warm_start
             else {}
         )
@@ -78,14 +78,21 @@ class Run:
             replace(options, device=first), context=options.longest, say=shown.say
         )
         budget = options.budget(self.loaded.shape)
-        if options.prompted:
-            self.text = workloads.measured_on(self.loaded, options, records, shown)
-            lengths = workloads.lengths(self.text)
-            self.setting = sized_for(self.loaded.shape, budget, *lengths, prompts=True)
-            self.score_from = 1
-        else:
-            self.setting = sized_for(self.loaded.shape, budget, options.context)
-            self.score_from = options.first_scored(budget.slots)
+        shape, scored, prompts = self.loaded.shape, 1, None
+        if options.windowed:
+            self.setting = sized_for(shape, budget, options.context)
+            scored = options.first_scored(budget.slots)
+        texts = None
+        if options.windowed or options.specs():
+            texts = inputs.parts(self.loaded, options, shown.say)
+        if options.asked:
+            prompts = workloads.asked(self.loaded, options, records, texts, shown)
+            if not options.windowed:
+                lengths = workloads.lengths(prompts)
+                self.setting = sized_for(shape, budget, *lengths, prompts=True)
+            elif not prompts.worths["search"]:  # from here on it is a run on the text
+                alone = replace(options, tasks=(), prompts=(), text_only=True)
+                self.options = options = alone
         at("window", self.setting)  # raises if the budget is too small for it
         if not options.all_methods and options.target is None:
             exclude = tuple(dict.fromkeys((*options.exclude_method, *SELDOM)))
@@ -101,9 +108,17 @@ class Run:
         self.portfolio = inside(known, self.space)
         if options.target is not None:
             self.portfolio += starts(options.target, self.space, self.setting)
-        if not options.prompted:
+        self.score_from, windows = scored, None
+        if options.windowed:
             chosen_on = select_windows(self._policies, self._each)
-            self.text = inputs.text(self.loaded, options, shown.say, chosen_on)
+            self.text = windows = inputs.text(self.loaded, options, shown.say, chosen_on, texts)
+        if prompts is not None and prompts.worths["search"]:
+            self.text = workloads.joined(self.loaded, options, prompts, windows, scored, shown)
+            self.score_from = 1
+            longest = max(part.longest for part in self.text.parts.values())
+            self.setting = replace(self.setting, tokens=max(self.setting.tokens, longest))
+        elif prompts is not None:
+            self.text = replace(self.text, left_out=prompts.left_out)
         self.workers = self._workers()
         self.work = evaluators.work(  # before the folder is written: it may be refused
             self.loaded, self.text.parts, batch=options.batch, workers=self.workers,

@@ -55,8 +55,10 @@ def study_of(
         "budget_bytes": budget.bytes,
         "context": setting.tokens,
         "windows": o.searched,
-        "report_windows": text.report if o.prompted else o.report_windows,
-        **({"prompt": setting.prompt} if o.prompted else {}),
+        "report_windows": o.report_windows if o.windowed else text.report,
+        **({"workloads": dict(text.weights)} if text.weights else {}),
+        **({"left_out": dict(text.left_out)} if text.left_out else {}),
+        **({"prompt": setting.prompt} if not o.windowed else {}),
         **({"headline_windows": headline} if headline > text.report else {}),
         "score_from": score_from,
         **({"portfolio": portfolio} if portfolio else {}),
@@ -64,11 +66,14 @@ def study_of(
         "space": space.name,
         "space_digest": space.digest,
     }
+    recorded = o.recorded()
+    if not any(part.asks for part in text.parts.values()):
+        recorded.pop("see", None)  # of facts that were left out
     packages = ("kvsearch", "torch", "transformers", "optuna")
     return Study(
         model=Model(**model),
         text=Texts(**{part: Text(**about) for part, about in text.described.items()}),
-        settings=Settings(**o.recorded(), **settings),
+        settings=Settings(**recorded, **settings),
         options=o.plain(),
         trials=o.most_trials,
         versions={"python": platform.python_version(), **{p: version(p) for p in packages}},

@@ -56,7 +56,7 @@ def so_far(folder: RunFolder, study: Study, seconds: float | None = None) -> Sum
     for t in (names[n] for n in chosen if n in names and _has(folder, part, names, n)):
         row = MeasuredRow.of(t, folder.load_nll(part, t.fingerprint))
         if part == "search":  # measured without packing, and without divergences
-            row = replace(row, bytes_resident=None, impls={}, answers=())
+            row = replace(row, bytes_resident=None, impls={})
         rows.append(row)
     if len(rows) < 2 or rows[0].name != "full":
         return _empty(study, trials, seconds)

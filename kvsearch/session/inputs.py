@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -47,6 +47,8 @@ class MeasuredOn:
         select: name of the windows for the selection. It contains their number: a run that is
             resumed with more trials uses more windows, and losses on fewer are kept apart.
         extra: further texts.
+        weights: of workloads, where there are windows and prompts.
+        left_out: workloads that were asked for and have no use, and why.
     """
 
     described: dict[str, dict[str, object]]
@@ -54,6 +56,8 @@ class MeasuredOn:
     report: int
     select: str
     extra: tuple[Tokens, ...]
+    weights: Mapping[str, float] = field(default_factory=dict)
+    left_out: Mapping[str, str] = field(default_factory=dict)
 
 
 def require_files(*given: TextLike | Sequence[TextLike] | None) -> None:
@@ -155,51 +159,62 @@ def held_out(
     return first, last
 
 
-def text(loaded: LoadedModel, options: RunConfig, say: Say, select_windows: int = 1) -> MeasuredOn:
-    """Tokenise, split and window the text.
+def parts(loaded: LoadedModel, options: RunConfig, say: Say) -> Parts:
+    """The text of a run, tokenised and cut into the splits.
+
+    Raises:
+        TextError: it is too short, or the report's is the same.
+    """
+    tasks = not options.windowed
+    tokens = tokenized(loaded, source(options.text, options.dataset, say, tasks=tasks))
+    own = options.report_text
+    return split(tokens, tokenized(loaded, read_files(own)) if own else None)
+
+
+def text(
+    loaded: LoadedModel, options: RunConfig, say: Say, select_windows: int = 1,
+    cut: Parts | None = None,
+) -> MeasuredOn:  # fmt: skip
+    """The windows of a run.
 
     Args:
         loaded: the model, for its tokenizer.
         options: which text, and how much of it.
         say: told about whatever is fewer than asked for.
         select_windows: for the selection; fewer where that text is too short.
+        cut: `parts`, where they are there already.
 
     Raises:
         TextError: it is too short; the sentence says what would fit. Or a report or further text
             has a window in common with the search text.
     """
-    tokens = tokenized(loaded, source(options.text, options.dataset, say))
-    if options.report_text:
-        report = tokenized(loaded, read_files(options.report_text))
-        search, chosen_on = cut(tokens, {"search": 0.7, "select": 0.3})
-        parts = Parts(search, chosen_on, report)
-    else:
-        parts = split(tokens)
-    _require_room(tokens, parts, options.context)
-    T, R = options.context, report_windows(parts.report, options, say)
-    headline = max(R, min(HEADLINE * R, fitting(parts.report, T))) if options.grows else R
-    W, own = search_windows(parts.search, options, say)
-    S = min(select_windows, max(1, parts.select.ids.size // T))
+    found = cut or parts(loaded, options, say)
+    T = options.context
+    _require_room(found, T)
+    R = report_windows(found.report, options, say)
+    headline = max(R, min(HEADLINE * R, fitting(found.report, T))) if options.grows else R
+    W, own = search_windows(found.search, options, say)
+    S = min(select_windows, max(1, found.select.ids.size // T))
     select = f"select{S}"
     further = tuple(tokenized(loaded, read_text(spec)) for spec in options.extra_text)
-    searched = windows(parts.search, count=W + own, length=T)
-    found = {
+    searched = windows(found.search, count=W + own, length=T)
+    rows = {
         "search": searched[:W],
-        select: windows(parts.select, count=S, length=T),
-        "report": windows(parts.report, count=headline, length=T),
+        select: windows(found.select, count=S, length=T),
+        "report": windows(found.report, count=headline, length=T),
     }
     if own:
-        found["sensitivity"] = searched[W:]
-    found |= {
+        rows["sensitivity"] = searched[W:]
+    rows |= {
         f"extra{i}": windows(t, count=min(R, max(1, fitting(t, T))), length=T)
         for i, t in enumerate(further)
     }
     if options.report_text:
-        _require_unseen(tokens, parts.report, found["report"])
+        _require_unseen(found.whole, found.report, rows["report"])
     for i, t in enumerate(further):
-        _require_unseen(tokens, t, found[f"extra{i}"])
-    made = {name: Part.text(name, ids) for name, ids in found.items()}
-    return MeasuredOn(describe(parts), made, R, select, further)
+        _require_unseen(found.whole, t, rows[f"extra{i}"])
+    made = {name: Part.text(name, ids) for name, ids in rows.items()}
+    return MeasuredOn(describe(found), made, R, select, further)
 
 
 def _require_unseen(seen: Tokens, own: Tokens, rows: NDArray[np.int64]) -> None:
@@ -213,14 +228,14 @@ def _require_unseen(seen: Tokens, own: Tokens, rows: NDArray[np.int64]) -> None:
         )
 
 
-def _require_room(tokens: Tokens, parts: Parts, length: int) -> None:
+def _require_room(parts: Parts, length: int) -> None:
     """Every part has room for a window; if not, one sentence says what would do for all."""
     shortest = min((parts.search, parts.select, parts.report), key=lambda part: part.ids.size)
     if fitting(shortest, length):
         return
     lead = len(shortest.start)
-    own = shortest.text_sha256 == tokens.text_sha256  # not a report text of its own
-    whole = tokens.ids.size if own else shortest.ids.size
+    own = shortest.text_sha256 == parts.whole.text_sha256  # not a report text of its own
+    whole = parts.whole.ids.size if own else shortest.ids.size
     enough = math.ceil((length - lead) * whole / shortest.ids.size)
     raise TextError(
         f"{shortest.name} has {shortest.ids.size:,} tokens, fewer than a window of {length:,}; "
@@ -246,7 +261,7 @@ def report_windows(tokens: Tokens, options: RunConfig, say: Say) -> int:
 
 def search_windows(tokens: Tokens, options: RunConfig, say: Say) -> tuple[int, int]:
     """Windows of the search, and of the sensitivity beside them; says so if they are fewer."""
-    wanted = options.windows
+    wanted = options.units
     if not options.grows:
         return wanted, 0
     fit = fitting(tokens, options.context)

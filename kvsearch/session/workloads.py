@@ -1,17 +1,16 @@
 """From tasks and files of prompts to the parts that a search measures policies on."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from math import isfinite
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from kvsearch.config.budget import sized_for
 from kvsearch.config.run_config import RunConfig
-from kvsearch.errors import KvsearchError
+from kvsearch.errors import KvsearchError, nearest, quoted
 from kvsearch.evaluation.answers import Answers, answers, greedy_of, spoken
 from kvsearch.evaluation.quality import Evaluator
 from kvsearch.models.disk_cache import remembered
@@ -21,26 +20,27 @@ from kvsearch.records import Example
 from kvsearch.session import inputs
 from kvsearch.session.progress import Shown
 from kvsearch.session.self_check import self_check
-from kvsearch.stats import clustered
-from kvsearch.text import tokenize
+from kvsearch.stats import clustered, paired
+from kvsearch.text.parts import SPLITS, Parts, Split, Tokens
 from kvsearch.workloads import Material, Prompts, See, TaskSpec, make
 from kvsearch.workloads.encode import encoded, items_of, start_of
 from kvsearch.workloads.files import Record, read, read_all
 from kvsearch.workloads.items import without_context
-from kvsearch.workloads.parts import SPLITS, Part, divided, in_turn, require_names
-from kvsearch.workloads.tasks.base import SHARES, Split
+from kvsearch.workloads.parts import TEXT, Part, divided, in_turn, require_names
 
 GATE = 0.2  # nats per token by which the context must help, at least
-GATE_ITEMS = 8  # contexts on which that is tried
+GATE_ITEMS, FACTS_GATE = 8, 3  # contexts on which that is tried; of facts, which are alike
+LAST, LAST_SINKS, LAST_RECENT = 16, 4, 11  # slots of a cache that has forgotten a text
+RISE_WINDOWS = 2  # on which that is measured
 HEADLINE = 4  # times as many contexts of the report where its headline is undecided, at most
 MORE = 8  # tokens of an example beyond the reference
 LONGEST_QUESTION = 80  # tokens of a question that an example shows
 
 
-def lengths(on: inputs.MeasuredOn) -> tuple[int, int]:
+def lengths(of: "Asked") -> tuple[int, int]:
     """Tokens of the longest sequence, and of a prompt after which as many follow as after any."""
-    parts = list(on.parts.values())
-    whole = Part("all", tuple(item for part in parts for item in part.items), parts[0].see)
+    some = [workload for its in of.splits.values() for workload in its]
+    whole = Prompts("all", tuple(item for w in some for item in w.items), some[0].see)
     return whole.longest, whole.prompt
 
 
@@ -98,27 +98,24 @@ def say_own(shown: Shown, name: str, records: Sequence[Record]) -> None:
 def from_tasks(
     loaded: LoadedModel,
     specs: Sequence[TaskSpec],
-    prose: NDArray[np.int32],
-    start: tuple[int, ...],
+    prose: Tokens,
     see: See,
     count: int,
     seed: int,
     split: Split = "report",
 ) -> list[Prompts]:
-    """Prompts of tasks, of one part; those of another part have other facts and passages.
+    """Prompts of tasks, of one split; those of another have other facts and passages.
 
     Args:
         loaded: the model, for its tokenizer.
         specs: the tasks.
-        prose: token ids of the whole text in which facts are hidden.
-        start: the tokens that begin a text.
+        prose: the text of the split, in which facts are hidden.
         see: whether the question is seen before the context is compressed.
         count: items of each task; fewer where its documents are used up.
         seed: of what is drawn.
-        split: the part.
+        split: the split.
     """
-    low, high = (round(share * prose.size) for share in SHARES[split])
-    own = prose[low:high].astype(np.int64)
+    own, start = prose.ids.astype(np.int64), prose.start
     encode, greedy = partial(encoded, loaded), greedy_of(loaded)
     return [
         make(spec, Material(encode, start, own, spec.tokens, split, seed, greedy), count, see)
@@ -138,73 +135,230 @@ def records(config: RunConfig) -> dict[str, dict[Split, list[Record]]]:
         report = (read(own[i]), own[i].name) if own else ()
         found[name] = divided(name, some, *report)
     require_names([*labels, *found])
+    _require_weighed(config, [TEXT, *labels, *found])
     return found
 
 
-def measured_on(
+@dataclass(frozen=True, eq=False)
+class Asked:
+    """Prompts of a run, of every split.
+
+    Attributes:
+        splits: workloads of each split.
+        worths: nats per token that the contexts of each are worth there, by workload.
+        left_out: workloads without a use, and why.
+    """
+
+    splits: Mapping[Split, Sequence[Prompts]]
+    worths: Mapping[Split, Mapping[str, float]]
+    left_out: Mapping[str, str]
+
+
+def asked(
     loaded: LoadedModel,
     options: RunConfig,
     files: Mapping[str, Mapping[Split, Sequence[Record]]],
+    texts: Parts | None,
     shown: Shown,
-) -> inputs.MeasuredOn:
-    """The parts of a search on prompts, without workloads that the model fails with every token.
+) -> Asked:
+    """The prompts of a search, without workloads that the model fails with every token.
+
+    Beside windows of a text nothing need be left.
 
     Args:
         loaded: the model.
         options: of the run.
         files: its `records`.
+        texts: in which tasks hide facts.
         shown: for progress.
 
     Raises:
         KvsearchError: a file or task cannot be used, or none passes its gate.
     """
-    specs = options.specs()
-    counts = {"search": options.items, "select": options.items}
-    counts |= {"report": HEADLINE * options.items}
+    counts: dict[Split, int] = dict.fromkeys(SPLITS, options.units)
+    counts["report"] = HEADLINE * options.units
+    if options.windowed:
+        counts["report"] = inputs.HEADLINE * options.report_windows
+        counts["search"] = max(options.units, GATE_ITEMS)  # windows say how many are measured
     parts: dict[Split, list[Prompts]] = {split: [] for split in SPLITS}
-    if specs:
-        given = inputs.source(options.text, options.dataset, shown.say, tasks=True)
-        tokens = tokenize(loaded.tokenizer, given)
-        for split in SPLITS:
-            parts[split] += from_tasks(
-                loaded,
-                specs,
-                tokens.ids,
-                tokens.start,
-                options.see,
-                counts[split],
-                options.seed,
-                split,
-            )
+    left_out: dict[str, str] = {}
+    for spec in options.specs():
+        assert texts is not None, "tasks hide facts in a text"
+        try:
+            for split in SPLITS:
+                prose = getattr(texts, split)
+                how = (options.see, counts[split], options.seed, split)
+                parts[split] += from_tasks(loaded, [spec], prose, *how)
+        except KvsearchError:
+            if not options.facts:
+                raise
+            left_out[spec.label] = f"a window of {options.context} tokens has no room for them"
+            parts = {split: [] for split in SPLITS}
     for name, its_parts in files.items():
         say_own(shown, name, [r for some in its_parts.values() for r in some])
         for split, some in its_parts.items():
             few = some[: counts[split]]
             parts[split].append(items_of(loaded, name, few, options.see, greedy_of(loaded)))
-    longest = max(w.longest for some in parts.values() for w in some)
-    sized_for(loaded.shape, options.budget(loaded.shape), longest, prompts=True)
-    given_to = {name: some["search"] for name, some in files.items()}
-    self_check(loaded, parts["search"], given_to, shown)
-    known = _passing(loaded, parts["search"], shown)
-    weights = dict.fromkeys(files, 1.0) | {spec.label: float(spec.weight) for spec in specs}
-    worth = {name: w.nats for name, w in known.items()}
+    longest = max((w.longest for some in parts.values() for w in some), default=0)
+    if not options.windowed:
+        sized_for(loaded.shape, options.budget(loaded.shape), longest, prompts=True)
+    if parts["search"]:
+        given_to = {name: some["search"] for name, some in files.items()}
+        self_check(loaded, parts["search"], given_to, shown)
+    most = FACTS_GATE if options.facts else GATE_ITEMS
+    worth = dict[str, float]()
+    for workload in parts["search"]:
+        found = _gate(loaded, workload, shown, most)
+        told = f"NLL of the answers {found.full:.2f} with the context, {found.empty:.2f} without"
+        if found.passes:
+            shown.say(f"{workload.name}: {told}")
+            worth[workload.name] = found.nats
+        else:
+            left_out[workload.name] = f"{loaded.name} does not need it ({told})"
+    for name, why in left_out.items():
+        shown.say(f"{name} is left out: {why}")
+    if not worth and not options.windowed:
+        raise KvsearchError(
+            f"{loaded.name} answers none of these prompts from its context with every token kept, "
+            "so nothing can be lost; take other tasks, a larger model, or shorter contexts"
+        )
     worths = dict.fromkeys(SPLITS, worth)
     if options.report_prompts:  # contexts of another file may be worth another loss
-        own = [w for w in parts["report"] if w.name in known and w.name in files]
+        own = [w for w in parts["report"] if w.name in worth and w.name in files]
         worths["report"] = worth | _reported(loaded, own, shown)
-    made = {
-        split: in_turn(split, [w for w in some if w.name in known], worths[split], weights)
-        for split, some in parts.items()
+    usable = {split: [w for w in its if w.name in worth] for split, its in parts.items()}
+    return Asked(usable, worths, left_out)
+
+
+def joined(
+    loaded: LoadedModel,
+    options: RunConfig,
+    prompts: Asked,
+    text: inputs.MeasuredOn | None,
+    score_from: int,
+    shown: Shown,
+) -> inputs.MeasuredOn:
+    """The parts of a run on prompts, or on prompts and windows of a text in turn.
+
+    Args:
+        loaded: the model.
+        options: of the run.
+        prompts: at least one workload.
+        text: its windows, if it has some.
+        score_from: first scored position of a window.
+        shown: for progress.
+
+    Raises:
+        KvsearchError: nothing is lost without the text before a window's last tokens.
+    """
+    weights = {spec.label: float(spec.weight) for spec in options.specs()}
+    weights = {w.name: weights.get(w.name, 1.0) for w in prompts.splits["search"]}
+    weights |= {TEXT: 1.0} if text is not None else {}
+    weights = {name: weight * options.weighs(name) for name, weight in weights.items()}
+    windows, rise = dict[Split, Part](), dict[str, float]()
+    if text is not None:
+        by_split = {name.rstrip("0123456789"): part for name, part in text.parts.items()}
+        windows = {split: replace(by_split[split], name=TEXT) for split in SPLITS}
+        rise[TEXT] = _rise(loaded, windows["search"], text.described, score_from, shown).nats
+    see = next(w.see for w in prompts.splits["search"])
+    made = dict[Split, Part]()
+    for split in SPLITS:
+        mine = [windows[split]] if text is not None else []
+        worth = {**prompts.worths[split], **rise}
+        part = in_turn(split, [*mine, *prompts.splits[split]], worth, weights)
+        made[split] = replace(part, see=see, score_from=score_from if text is not None else 1)
+    each = options.report_windows if text is not None else options.items
+    each = min(len(made["report"]), each * len(weights))
+    about: dict[str, dict[str, object]] = {
+        split: _described(made[split], {**prompts.worths[split], **rise}) for split in SPLITS
     }
-    each = min(len(made["report"]), options.items * len(known))
-    about: dict[str, dict[str, object]] = {k: _described(part) for k, part in made.items()}
     if options.report_prompts:
         of = {
             f.name: own.name for f, own in zip(options.prompts, options.report_prompts, strict=True)
         }
         about["report"]["name"] = ", ".join(of.get(n, n) for n in dict.fromkeys(made["report"].of))
-    by_name = {("select1" if k == "select" else k): v for k, v in made.items()}
-    return inputs.MeasuredOn(about, by_name, each, "select1", ())
+    select = "select1" if text is None else f"select{len(made['select'])}"
+    parts: dict[str, Part] = {(select if k == "select" else k): v for k, v in made.items()}
+    if text is None:
+        return inputs.MeasuredOn(about, parts, each, select, (), left_out=prompts.left_out)
+    for name, part in text.parts.items():  # further texts, in the same unit
+        if name.startswith("extra"):
+            scales = (1 / rise[TEXT],) * len(part)
+            weighs = (1.0,) * len(part)
+            parts[name] = replace(part, scales=scales, weights=weighs, score_from=score_from)
+        elif name == "sensitivity":
+            parts[name] = part
+    for split in SPLITS:
+        about[split] |= {"text": text.described[split]}
+    return inputs.MeasuredOn(
+        about, parts, each, select, text.extra, weights=weights, left_out=prompts.left_out
+    )
+
+
+def _require_weighed(options: RunConfig, names: Sequence[str]) -> None:
+    """Refuse weights of what there is not, and weights that are all 0."""
+    for given in options.weight:
+        name = given.rpartition("=")[0]
+        if name not in names:
+            raise KvsearchError(
+                f"--weight {quoted(given)}: there is no workload of that name"
+                f"{nearest(name, names)}; there are {', '.join(names)}"
+            )
+    if not any(options.weighs(name) for name in names):
+        raise KvsearchError("every --weight is 0, so nothing is measured; raise one")
+
+
+def _rise(
+    loaded: LoadedModel,
+    windows: Part,
+    about: Mapping[str, Mapping[str, object]],
+    score_from: int,
+    shown: Shown,
+) -> Worth:
+    """What the tokens before the last few are worth to the model, in nats per scored token.
+
+    Args:
+        loaded: the model.
+        windows: of the search text.
+        about: names and hashes of the texts.
+        score_from: first scored position.
+        shown: for progress.
+
+    Raises:
+        KvsearchError: they are worth nothing.
+    """
+    few = windows.cut(0, RISE_WINDOWS).beginnings
+
+    def measure() -> list[Any]:
+        evaluator, found = Evaluator(loaded), list[Any]()
+        last = Policy(name="last tokens", slots=LAST, sinks=LAST_SINKS, recent_window=LAST_RECENT)
+        with shown.step("text: worth of what came before", 2) as step:
+            for policy in (Policy(name="full"), last):
+                nll = evaluator.quality(policy, few, resident=False).nll[:, score_from - 1 :]
+                found.append(nll.astype(np.float64))
+                step.advance()
+        gap = paired(found[1], found[0])
+        return [float(found[0].mean()), float(found[1].mean()), gap.mean >= GATE and gap.lo > 0]
+
+    words = f"rise/{loaded.digest}/{loaded.dtype}/{score_from}/{LAST}"
+    worth = remembered("worth", words, few.astype("<i4").tobytes(), _worth, measure)
+    told = (
+        f"NLL {worth.full:.2f} with all of a window, {worth.empty:.2f} with its last {LAST} tokens"
+    )
+    shown.say(f"text: {told}")
+    if not worth.passes:
+        raise KvsearchError(
+            f"{loaded.name} predicts this text as well from a window's last tokens ({told}), so "
+            "nothing can be lost there; give another text, or leave it out with --weight text=0"
+        )
+    return worth
+
+
+def _worth(data: Any) -> Worth:
+    full, empty, passes = data
+    if not isfinite(full + empty):
+        raise ValueError("no loss")
+    return Worth(float(full), float(empty), bool(passes))
 
 
 def examples(
@@ -224,7 +378,8 @@ def examples(
         progress: called after every answer.
     """
     evaluator, found = Evaluator(loaded), list[Example]()
-    for item, name in list(zip(part.items, part.of, strict=True))[:count]:
+    some = [(item, name) for item, name in zip(part.items, part.of, strict=True) if item.asks]
+    for item, name in some[:count]:
         ask, said = item.asks[0], dict[str, str]()
         asked = ask.question if ask.question.size else item.context
         for policy_name, policy in policies.items():
@@ -252,27 +407,8 @@ def _reported(loaded: LoadedModel, workloads: Sequence[Prompts], shown: Shown) -
     return found
 
 
-def _passing(loaded: LoadedModel, workloads: Sequence[Prompts], shown: Shown) -> dict[str, Worth]:
-    """Workloads whose answers need the context, and what it is worth; the others are named."""
-    found = {}
-    for workload in workloads:
-        worth = _gate(loaded, workload, shown)
-        told = f"NLL of the answers {worth.full:.2f} with the context, {worth.empty:.2f} without"
-        if worth.passes:
-            shown.say(f"{workload.name}: {told}")
-            found[workload.name] = worth
-        else:
-            shown.say(f"{workload.name} is left out: {loaded.name} does not need it ({told})")
-    if not found:
-        raise KvsearchError(
-            f"{loaded.name} answers none of these prompts from its context with every token kept, "
-            "so nothing can be lost; take other tasks, a larger model, or shorter contexts"
-        )
-    return found
-
-
-def _gate(loaded: LoadedModel, workload: Prompts, shown: Shown) -> Worth:
-    few = Prompts(workload.name, workload.items[:GATE_ITEMS], workload.see)
+def _gate(loaded: LoadedModel, workload: Prompts, shown: Shown, most: int = GATE_ITEMS) -> Worth:
+    few = Prompts(workload.name, workload.items[:most], workload.see)
     return context_worth(loaded, few, shown)
 
 
@@ -289,18 +425,12 @@ def context_worth(loaded: LoadedModel, workload: Prompts, shown: Shown) -> Worth
         worth = Worth.of(workload, *found)
         return [worth.full, worth.empty, worth.passes]
 
-    def read_back(data: Any) -> Worth:
-        full, empty, passes = data
-        if not isfinite(full + empty):
-            raise ValueError("no loss")
-        return Worth(float(full), float(empty), bool(passes))
-
     words = f"worth/{loaded.digest}/{loaded.dtype}/{workload.see}"
-    return remembered("worth", words, workload.digest.encode(), read_back, measure)
+    return remembered("worth", words, workload.digest.encode(), _worth, measure)
 
 
-def _described(part: Part) -> dict[str, Any]:
-    """Names, sizes and hashes of a part, for records."""
+def _described(part: Part, worth: Mapping[str, float]) -> dict[str, Any]:
+    """Names, sizes and hashes of a part, for records, and what contexts are worth in nats."""
     names = dict.fromkeys(part.of)
     return {
         "name": ", ".join(names),
@@ -308,4 +438,5 @@ def _described(part: Part) -> dict[str, Any]:
         "items": len(part),
         "asks": part.asks,
         "token_sha256": part.digest,
+        "worth": dict(worth),
     }

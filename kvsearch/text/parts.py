@@ -1,10 +1,10 @@
 """Tokens of a text, its disjoint search, select and report parts, and windows of a part."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +12,20 @@ from numpy.typing import NDArray
 from kvsearch.errors import TextError
 from kvsearch.text.borders import encoder, start_of, unbegun
 from kvsearch.text.source import Source
+
+Split = Literal["search", "select", "report"]
+SPLITS: tuple[Split, ...] = ("search", "select", "report")
+
+
+def shares(*, apart: bool = False) -> dict[Split, tuple[float, float]]:
+    """Where the splits of a text, or of a list of documents, begin and end, from 0 to 1.
+
+    Args:
+        apart: the report has a text or a list of its own; of that it takes all.
+    """
+    if apart:
+        return {"search": (0.0, 0.7), "select": (0.7, 1.0), "report": (0.0, 1.0)}
+    return {"search": (0.0, 0.5), "select": (0.5, 0.65), "report": (0.65, 1.0)}
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,6 +57,10 @@ class Tokens:
 class Parts:
     """The texts of the search, of the selection among finalists, and of the printed figures.
 
+    Attributes:
+        search, select, report: of the splits.
+        whole: the text that they are cut from, but for a report text of its own.
+
     Raises:
         TextError: two of them are the same text.
     """
@@ -50,6 +68,7 @@ class Parts:
     search: Tokens
     select: Tokens
     report: Tokens
+    whole: Tokens
 
     def __post_init__(self) -> None:
         pairs = ((self.search, self.select), (self.search, self.report), (self.select, self.report))
@@ -79,21 +98,24 @@ def tokenize(tokenizer: Any, source: Source) -> Tokens:
     return Tokens(ids, source.name, source.sha256, _sha256(ids), start)
 
 
-def split(tokens: Tokens, shares: tuple[float, float, float] = (0.5, 0.15, 0.35)) -> Parts:
+def split(tokens: Tokens, report: Tokens | None = None) -> Parts:
     """Cut a text into search, select and report parts: contiguous, disjoint, in this order.
 
-    With a report text of its own: `Parts(*cut(tokens, {"search": 3, "select": 1}), report)`.
+    Args:
+        tokens: the text.
+        report: another one that the report takes.
 
     Raises:
-        TextError: a part would be empty.
+        TextError: a part would be empty, or both texts are the same.
     """
-    search, select, report = cut(
-        tokens, dict(zip(("search", "select", "report"), shares, strict=True))
-    )
-    return Parts(search, select, report)
+    sizes: dict[str, float] = {k: b - a for k, (a, b) in shares(apart=report is not None).items()}
+    if report is not None:
+        del sizes["report"]
+    search, select, *rest = cut(tokens, sizes)
+    return Parts(search, select, rest[0] if report is None else report, tokens)
 
 
-def cut(tokens: Tokens, shares: dict[str, float]) -> tuple[Tokens, ...]:
+def cut(tokens: Tokens, shares: Mapping[str, float]) -> tuple[Tokens, ...]:
     """Cut a text into named contiguous parts that cover it, in proportion to `shares`.
 
     Raises:

@@ -26,16 +26,20 @@ class TaskSpec:
         tokens: of a context.
         options: the task's own.
         weight: beside other workloads of a search.
+        title: in tables, instead of the name with options.
     """
 
     name: str
     tokens: int
     options: dict[str, int]
     weight: int = 1
+    title: str = ""
 
     @property
     def label(self) -> str:
         """Name with the options that are not the default, for tables and records."""
+        if self.title:
+            return self.title
         task = TASKS[self.name]
         head = next(iter(task.options), None)
         words = [f"{k}={v}" for k, v in self.options.items() if k != head and v != task.options[k]]

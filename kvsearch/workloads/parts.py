@@ -14,11 +14,10 @@ from typing import TypeVar
 import numpy as np
 
 from kvsearch.errors import KvsearchError
+from kvsearch.text.parts import Split, shares
 from kvsearch.workloads.files import Record
 from kvsearch.workloads.items import Ids, Item, Prompts
-from kvsearch.workloads.tasks.base import SHARES, Split
 
-SPLITS: tuple[Split, ...] = tuple(SHARES)
 T = TypeVar("T")
 TEXT = "text"  # the workload of windows
 
@@ -133,10 +132,9 @@ def divided(
             "of one of the two"
         )
     ordered = sorted(records, key=lambda r: r.key)
-    last = SHARES["report"][0] if report else 1.0
     found = {
-        split: ordered[round(low / last * len(ordered)) : round(high / last * len(ordered))]
-        for split, (low, high) in SHARES.items()
+        split: ordered[round(low * len(ordered)) : round(high * len(ordered))]
+        for split, (low, high) in shares(apart=bool(report)).items()
     }
     if report:
         found["report"] = sorted(report, key=lambda r: r.key)

@@ -38,10 +38,10 @@ from kvsearch.policy import Budgets, Policy, layout
 from kvsearch.rules import Attention, Reread
 from kvsearch.session.workloads import bare, from_tasks
 from kvsearch.text import tokenize
+from kvsearch.text.parts import shares
 from kvsearch.text.sources import builtin
 from kvsearch.workloads import Prompts, parse
 from kvsearch.workloads.items import Ask, Item
-from kvsearch.workloads.tasks.base import SHARES
 
 HERE = Path(__file__).parent
 TASKS = {
@@ -123,7 +123,7 @@ def prompts(loaded: LoadedModel, task: str, count: int, split: str) -> Prompts:
             loaded, [parse(TASKS[task])], tokens.ids, tokens.start, "agnostic", count, 0, split
         )
         return found
-    low, high = (round(share * tokens.ids.size) for share in SHARES[split])
+    low, high = (round(share * tokens.ids.size) for share in shares()[split])
     size = TEXT + CONTINUED
     starts = [low + i * ((high - low - size) // max(1, count - 1)) for i in range(count)]
     made = []

@@ -3,19 +3,13 @@
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from kvsearch.text.borders import begun, following, inside
+from kvsearch.text.parts import Split, shares
 from kvsearch.workloads.items import Ask, Ids, Item, ids
-
-Split = Literal["search", "select", "report"]
-SHARES: dict[Split, tuple[float, float]] = {  # of a text, or of a list of documents
-    "search": (0.0, 0.55),
-    "select": (0.55, 0.7),
-    "report": (0.7, 1.0),
-}
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,7 +40,7 @@ class Material:
 
     def part(self, documents: Sequence[Any]) -> Sequence[Any]:
         """The documents of the split."""
-        low, high = (round(share * len(documents)) for share in SHARES[self.split])
+        low, high = (round(share * len(documents)) for share in shares()[self.split])
         return documents[low:high]
 
     def passage(self, rng: random.Random, tokens: int) -> list[int]:
