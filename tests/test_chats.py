@@ -140,6 +140,12 @@ def test_a_space_before_an_answer_is_a_part_of_it(tmp_path: Path) -> None:
          "content of type 'image_url' is not served, only text"),
         (PLAIN, [USER, {**SAID, "function_call": {"name": "f"}}], "function_call of a message"),
         (PLAIN, [{"content": "x"}], "a list of objects with role and content"),
+        (PLAIN, [USER, {"role": "model", "content": "x"}], "whether role 'model' asks or answers"),
+        (PLAIN, [USER, {**SAID, "content": " "}, *MORE], "an answer of the assistant is empty"),
+        (PLAIN, [USER, {**SAID, "tool_calls": 5}], "tool_calls are a list of objects"),
+        (PLAIN, [USER, {**SAID, "thinking": "Hm."}], "leaves out thinking of message 2"),
+        (PLAIN, [USER, {**SAID, "reasoning": {"a": "b"}}], "reasoning_content of a message is a te"),
+        (PLAIN, [USER, {**SAID, "prefix": True}], "prefix of a message is not served"),
     ],
 )  # fmt: skip
 def test_what_is_not_served_is_refused_by_name(

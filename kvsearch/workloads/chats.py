@@ -13,10 +13,9 @@ from kvsearch.models.load import LoadedModel
 from kvsearch.text.borders import encoder, following
 from kvsearch.workloads.files import Record
 from kvsearch.workloads.items import Ids, ids
-from kvsearch.workloads.messages import Message
+from kvsearch.workloads.messages import SHOWN, Message
 
 MARK = "ANSWER-7f3a"  # stands for an answer, to see what a template puts before one
-SHOWN = ("reasoning_content", "tool_calls")  # of a message: the template writes them, or none are
 INSTEAD = "give `prompt` and `answer` instead"
 
 
