@@ -11,7 +11,7 @@ Message = dict[str, Any]
 SHOWN = ("reasoning_content", "thinking", "tool_calls")  # the template writes them, or none are
 TAKEN = (*SHOWN, "tool_call_id", "name")  # beside role and content
 REFUSED = ("function_call", "audio", "refusal", "prefix")  # what else a message may say
-OTHERS = ("ai", "assistant", "bot", "chatbot", "gpt", "human", "model", "user")  # that answer or ask
+OTHERS = ("ai", "assistant", "bot", "chatbot", "gpt", "human", "model", "user")  # who talk
 
 
 def messages_of(row: Mapping[str, Any], where: str) -> tuple[tuple[Message, ...], dict[str, Any]]:
