@@ -327,7 +327,8 @@ def _parquet(file: Path) -> Iterator[tuple[str, Any]]:
     import pyarrow.parquet as pq
 
     try:
-        rows = pq.read_table(file).to_pylist()
+        with file.open("rb") as raw:  # pyarrow takes names in UTF-8 only
+            rows = pq.read_table(raw).to_pylist()
     except pa.ArrowException as e:
         raise TextError(f"{file} is no Parquet file: {' '.join(str(e).split())[:200]}") from e
     yield from ((f"{file}: row {i}", row) for i, row in enumerate(rows, 1))
