@@ -138,6 +138,26 @@ def test_choices_that_have_no_likelihood_are_one_sentence(
     assert made.loglikelihood(asked("loglikelihood", ("The Answer", " is")))[0][0] < 0
 
 
+@pytest.mark.parametrize(
+    ("prompt", "options", "says"),
+    [
+        ("", {}, "the prompt '' has no tokens"),
+        (CONTEXT, {"max_gen_toks": 512}, "512 tokens are to be generated"),
+        (CONTEXT, {"max_new_tokens": 0}, "0 tokens are to be generated"),
+    ],
+)
+def test_prompts_after_which_nothing_can_be_generated_are_one_sentence(
+    prompt: str, options: dict[str, Any], says: str, lm: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, kind = lm(WINDOW), "generate_until"
+    monkeypatch.setattr(model, "_model_generate", lambda *_, **__: pytest.fail("generates first"))
+    pairs = [(CONTEXT, {"max_gen_toks": 4}), (prompt, {"max_gen_toks": 4, **options})]
+    if "max_new_tokens" in options:
+        del pairs[1][1]["max_gen_toks"]
+    with pytest.raises(KvsearchError, match=re.escape(says)):
+        model.generate_until(asked(kind, *pairs))
+
+
 def test_generation_is_that_of_a_fresh_policy_cache(lm: Any, tiny_folder: Path) -> None:
     options = {"max_gen_toks": 24, "until": []}
     prompts = [(CONTEXT, options), (CONTEXT[40:], options)]
