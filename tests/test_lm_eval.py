@@ -251,6 +251,17 @@ def test_a_task_that_is_not_there_is_one_sentence(few_tasks: Path, capsys: Any) 
     assert code == 2 and "lm-eval: " in err and "no_such_task" in err
 
 
+def test_where_lm_eval_stops_at_an_assertion_is_one_sentence(
+    lm: Any, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stops() -> None:
+        raise AssertionError
+
+    monkeypatch.setattr("kvsearch.lm_eval.cli_evaluate", stops)
+    code, _, err = call(["lm-eval", "--model", "hf", "--tasks", "mine"], capsys)
+    assert code == 2 and "lm-eval: it stops at an assertion" in err
+
+
 def test_without_lm_eval_the_command_names_the_extra(
     monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:

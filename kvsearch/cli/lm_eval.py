@@ -37,6 +37,6 @@ def command(arguments: tuple[str, ...]) -> None:
     except KvsearchError:
         raise
     except (ValueError, AssertionError) as error:  # such as that of an unknown task
-        raise KvsearchError(f"lm-eval: {error or 'it stops at an assertion'}") from error
+        raise KvsearchError(f"lm-eval: {str(error) or 'it stops at an assertion'}") from error
     finally:
         sys.argv = before
