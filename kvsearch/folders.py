@@ -10,10 +10,16 @@ from filelock import FileLock, Timeout
 
 from kvsearch.errors import RunError
 from kvsearch.files import sync_folder
+from kvsearch.frozen import has_half
 
 
 def require_new(folder: Path) -> None:
-    """Raise a `RunError` where there is something already."""
+    """Raise a `RunError` where there is something already, or no model can be written."""
+    if has_half(str(folder)):
+        raise RunError(
+            f"{folder} is no name in UTF-8, and files of weights need one; choose another folder "
+            "with --out"
+        )
     if os.path.lexists(folder):
         raise RunError(f"{folder} exists already; choose another folder with --out")
 

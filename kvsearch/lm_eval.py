@@ -30,6 +30,7 @@ try:
     from lm_eval.api.instance import Instance
     from lm_eval.api.registry import register_model
     from lm_eval.models.huggingface import HFLM
+    from lm_eval.models.utils import normalize_gen_kwargs
 except ModuleNotFoundError as _error:
     raise KvsearchError("lm-eval is not installed: pip install 'kvsearch[lm-eval]'") from _error
 
@@ -176,6 +177,28 @@ class KVSearchLM(HFLM):
                     if texts is not None:
                         self.cache_hook.add_partial("loglikelihood", texts, found[i])
                 bar.update(len(mine))
+        return found
+
+    def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
+        """As that of `hf`: what is generated after each prompt.
+
+        Raises:
+            KvsearchError: a prompt has no tokens, or the model takes no more than are generated.
+        """
+        for context, options in (request.args for request in requests):
+            most = normalize_gen_kwargs(options, self.max_gen_toks)["max_gen_toks"]
+            if not 0 < most < self.max_length:
+                raise KvsearchError(
+                    f"{most} tokens are to be generated (max_gen_toks of the task), and the model "
+                    f"takes {self.max_length} with those of the prompt: give from 1 to "
+                    f"{self.max_length - 1}"
+                )
+            if not self.tok_batch_encode([context])[0].shape[1]:
+                raise KvsearchError(
+                    f"the prompt {quoted(context)} has no tokens, and nothing can be generated "
+                    "after none; leave it out of the task"
+                )
+        found: list[str] = super().generate_until(requests, disable_tqdm)
         return found
 
     def _model_generate(

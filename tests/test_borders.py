@@ -115,7 +115,7 @@ def test_answers_are_taken_as_given(name: str, tmp_path: Path) -> None:
 
 
 def test_a_gap_is_a_text(tmp_path: Path) -> None:
-    with pytest.raises(KvsearchError, match="line 1: field answer_gap: give a text"):
+    with pytest.raises(KvsearchError, match="line 1: field answer_gap: give a text, got 1"):
         item_of(kind("gpt2"), tmp_path, {"prompt": "x", "answer": "y", "answer_gap": 1})
 
 

@@ -33,6 +33,12 @@ QWEN3 = (
     "{% if add_generation_prompt %}<assistant>\n{% if enable_thinking is defined and not "
     "enable_thinking %}<think>\n\n</think>\n\n{% endif %}{% endif %}"
 )
+V03 = (  # of Mistral 7B: a system prompt stands before the last question, unless that is answered
+    "{% set sys = messages[0].content if messages[0].role == 'system' else '' %}{% for m in "
+    "messages if m.role != 'system' %}{% if m.role == 'user' %}[INST] {{ sys + '\n\n' if loop.last "
+    "and sys }}{{ m.content }}[/INST]{% else %} {{ m.content }}<end>{% endif %}{% endfor %}"
+)
+SYSTEM = {"role": "system", "content": "Be brief."}
 LLAMA2 = (
     "{% for m in messages %}{% if m.role == 'user' %}<s>[INST] {{ m.content }} [/INST]"
     "{% else %} {{ m.content | trim }} </s>{% endif %}{% endfor %}"
@@ -106,6 +112,10 @@ def asked(tokenizer: Any, tmp_path: Path, template: str, row: dict[str, Any]) ->
          [["<user>\nWhere is it?<end>\n<assistant>\n<think>\n\n</think>\n\n", "", "Here.<end>\n"],
           ["<user>\nWhere is it?<end>\n<assistant>\nHere.<end>\n<user>\nSure?<end>\n<assistant>\n"
            "<think>\n\n</think>\n\n", "", "Yes.<end>\n"]]),
+        (V03, {"messages": [SYSTEM, USER, SAID, *MORE]},
+         [["[INST] Be brief.\n\nWhere is it?[/INST]", "", "Here.<end>"],
+          ["[INST] Where is it?[/INST] Here.<end>[INST] Be brief.\n\nSure?[/INST]", "",
+           "Yes.<end>"]]),
         (QWEN3, {"messages": [USER], "chat_template_kwargs": {"enable_thinking": False}},
          [["<user>\nWhere is it?<end>\n<assistant>\n<think>\n\n</think>\n\n", "", None]]),
     ],
@@ -140,6 +150,12 @@ def test_a_space_before_an_answer_is_a_part_of_it(tmp_path: Path) -> None:
          "content of type 'image_url' is not served, only text"),
         (PLAIN, [USER, {**SAID, "function_call": {"name": "f"}}], "function_call of a message"),
         (PLAIN, [{"content": "x"}], "a list of objects with role and content"),
+        (PLAIN, [USER, {"role": "model", "content": "x"}], "whether role 'model' asks or answers"),
+        (PLAIN, [USER, {**SAID, "content": " "}, *MORE], "an answer of the assistant is empty"),
+        (PLAIN, [USER, {**SAID, "tool_calls": 5}], "tool_calls are a list of objects"),
+        (PLAIN, [USER, {**SAID, "thinking": "Hm."}], "leaves out thinking of message 2"),
+        (PLAIN, [USER, {**SAID, "reasoning": {"a": "b"}}], "reasoning_content of a message is"),
+        (PLAIN, [USER, {**SAID, "prefix": True}], "prefix of a message is not served"),
     ],
 )  # fmt: skip
 def test_what_is_not_served_is_refused_by_name(

@@ -359,6 +359,14 @@ def test_names_that_stdout_has_no_letters_for_are_printed_with_escapes(
         assert shown in out.buffer.getvalue().decode(encoding)
 
 
+def test_a_closed_stdout_takes_nothing(
+    tiny_folder: Path, prose: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdout", None)  # as Python has it behind `>&-`
+    eval_full = ["eval", "full", "--model", tiny_folder, "--text", prose, "--context", "96"]
+    assert exit_code(*eval_full) == 0
+
+
 def test_losses_that_cannot_be_written(
     tiny_folder: Path, prose: Path, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -138,6 +138,26 @@ def test_choices_that_have_no_likelihood_are_one_sentence(
     assert made.loglikelihood(asked("loglikelihood", ("The Answer", " is")))[0][0] < 0
 
 
+@pytest.mark.parametrize(
+    ("prompt", "options", "says"),
+    [
+        ("", {}, "the prompt '' has no tokens"),
+        (CONTEXT, {"max_gen_toks": 512}, "512 tokens are to be generated"),
+        (CONTEXT, {"max_new_tokens": 0}, "0 tokens are to be generated"),
+    ],
+)
+def test_prompts_after_which_nothing_can_be_generated_are_one_sentence(
+    prompt: str, options: dict[str, Any], says: str, lm: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, kind = lm(WINDOW), "generate_until"
+    monkeypatch.setattr(model, "_model_generate", lambda *_, **__: pytest.fail("generates first"))
+    pairs = [(CONTEXT, {"max_gen_toks": 4}), (prompt, {"max_gen_toks": 4, **options})]
+    if "max_new_tokens" in options:
+        del pairs[1][1]["max_gen_toks"]
+    with pytest.raises(KvsearchError, match=re.escape(says)):
+        model.generate_until(asked(kind, *pairs))
+
+
 def test_generation_is_that_of_a_fresh_policy_cache(lm: Any, tiny_folder: Path) -> None:
     options = {"max_gen_toks": 24, "until": []}
     prompts = [(CONTEXT, options), (CONTEXT[40:], options)]
@@ -229,6 +249,17 @@ def test_the_command_runs_tasks_under_a_policy(
 def test_a_task_that_is_not_there_is_one_sentence(few_tasks: Path, capsys: Any) -> None:
     code, _, err = call(["lm-eval", "--tasks", "no_such_task"], capsys)
     assert code == 2 and "lm-eval: " in err and "no_such_task" in err
+
+
+def test_where_lm_eval_stops_at_an_assertion_is_one_sentence(
+    lm: Any, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stops() -> None:
+        raise AssertionError
+
+    monkeypatch.setattr("kvsearch.lm_eval.cli_evaluate", stops)
+    code, _, err = call(["lm-eval", "--model", "hf", "--tasks", "mine"], capsys)
+    assert code == 2 and "lm-eval: it stops at an assertion" in err
 
 
 def test_without_lm_eval_the_command_names_the_extra(

@@ -194,6 +194,7 @@ def test_what_cannot_be_pruned_is_said_in_one_sentence(
     monkeypatch.setattr("kvsearch.session.inputs.model", lambda *_, **__: pytest.fail("loads"))
     for policy, out, said in (
         ("kvpruner-l2-50", plain / "small", "is a file, not a folder"),
+        ("kvpruner-l2-50", tmp_path / "half\udcff" / "small", "is no name in UTF-8"),
         (plain, tmp_path / "small", "nothing is pruned"),
         ("h2o", tmp_path / "small", "nothing is pruned"),
     ):

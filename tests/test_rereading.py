@@ -7,7 +7,14 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from transformers import DynamicCache, Gemma2Config, Gemma2ForCausalLM, PreTrainedModel
+from transformers import (
+    DynamicCache,
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+)
 
 from kvsearch import space
 from kvsearch.cache import PolicyCache
@@ -21,12 +28,13 @@ from kvsearch.rules.reread import RereadScorer
 from kvsearch.workloads import Ask, Item
 from kvsearch.workloads.items import ids
 from tests.cache_cases import IDS, sharp, tiny
+from tests.tokenizer_kinds import kind
 
 PROMPT, MODEL, SINKS = torch.from_numpy(IDS[:1, :90]), tiny(layers=3).model, 3
 GLOBAL = Budgets(kind="adakv", floor=0, across="model")
 
 
-def words(text: str, add_special_tokens: bool = True) -> dict[str, list[int]]:
+def words(text: str, add_special_tokens: bool = True, verbose: bool = True) -> dict[str, list[int]]:
     """A tokenizer: a token for every word."""
     assert not add_special_tokens
     return {"input_ids": [len(word) for word in text.split(" ")]}
@@ -87,6 +95,24 @@ def test_instructions_come_before_and_chunks_compete_with_sinks_and_themselves(
         p = p / p[..., rivals].sum(-1, keepdims=True)
         want[..., start:stop] = p[..., start:stop].max((2, 3))
     np.testing.assert_allclose(np.stack(ranked), want, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["llama 2, legacy", "metaspace always", "gpt2, space", "llama 3"])
+def test_instructions_are_tokens_of_a_text_that_goes_on(name: str) -> None:
+    tokenizer, read = kind(name), list[list[int]]()
+    config = LlamaConfig(
+        vocab_size=len(tokenizer), hidden_size=32, intermediate_size=32, num_hidden_layers=1,
+        num_attention_heads=2, num_key_value_heads=2, head_dim=16,
+    )  # fmt: skip
+    model = LlamaForCausalLM(config).double()
+    model.model.register_forward_pre_hook(
+        lambda _, args, given: read.append(given["input_ids"][0].tolist()), with_kwargs=True
+    )
+    text, told = "The code of the lamp is 10007", "\n\nRepeat the previous context exactly.\n"
+    policy = Policy(slots=20, trigger="prompt", rule=Reread(instruction="repeat"))
+    prompt = tokenizer(text)["input_ids"]
+    taken(policy, model, torch.tensor([prompt]), tokenizer=tokenizer)
+    assert [*prompt, *read[-1]] == [*tokenizer(text + told)["input_ids"], *prompt]
 
 
 def test_one_threshold_serves_all_heads_of_the_model(ranked: list[np.ndarray]) -> None:

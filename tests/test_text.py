@@ -11,10 +11,14 @@ from types import SimpleNamespace
 import datasets
 import huggingface_hub
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from kvsearch.config.run_config import RunConfig
 from kvsearch.errors import TextError
+from kvsearch.evaluation.measurement import Measurement
+from kvsearch.files import write_parquet
+from kvsearch.policy_search.folder import RunFolder
 from kvsearch.session.inputs import report_windows, search_windows, text
 from kvsearch.text import (
     DATASETS,
@@ -155,6 +159,18 @@ def test_a_name_that_is_no_text_has_escapes_in_records(tmp_path):
         (tmp_path / name).write_text('{"prompt": "a"}' if name.endswith("l") else "a b")
     assert read_file(str(tmp_path / "half\udcff.txt")).name == r"half\udcff.txt"
     assert list(read_all([tmp_path / "half\udcff.jsonl"])) == [r"half\udcff.jsonl"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="names of files are text there")
+def test_parquet_lies_in_folders_of_any_name(tmp_path):
+    folder = RunFolder(tmp_path / "half\udcff")
+    folder.save_nll("search", "1", Measurement(np.ones((1, 3), np.float32)))
+    assert folder.load_nll("search", "1").nll.tolist() == [[1, 1, 1]]
+    folder.shrink(1)
+    assert folder.losses("search", "1", 1).tokens.tolist() == [2]
+    write_parquet(folder.path / "a.parquet", pa.Table.from_pylist([{"prompt": "a"}]))
+    (prompts,) = read_all([folder.path / "a.parquet"]).values()
+    assert [r.context for r in prompts] == ["a"]
 
 
 def test_an_unreachable_or_unknown_dataset_gets_one_sentence(monkeypatch):

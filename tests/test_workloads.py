@@ -96,6 +96,17 @@ def test_the_same_prompts_in_every_format(tmp_path: Path, loaded: LoadedModel) -
         ("a.csv", "prompt,answer\na,\"['b' ... 'c']\"\n", "field answer: \"['b' ... 'c']\" looks"),
         ("a.csv", "prompt,answer\na,[3 4]\n", "line 2: field answer: '[3 4]' looks like a list"),
         ("a.csv", "prompt,answer\na,[]\n", "field answer: an answer is empty"),
+        ("a.csv", "prompt,answer\na,\"['b\nc' 'd']\"\n", "looks like a list and is none"),
+        ("a.jsonl", '{"prompt": "x", "answer": 7.0}', "line 1: field answer: 7.0 can be"),
+        ("a.jsonl", '{"prompt": "x", "answer": true}', "field answer: True can be written in two"),
+        ("a.jsonl", '{"prompt": "x", "answer": "y", "answer_prefix": ["z"]}',
+         "field answer_prefix: give a text"),
+        ("a.jsonl", '{"context": "x", "question": "y", "answer": "z", "options": [3, 4]}',
+         "field options is not read"),
+        ("a.jsonl", '{"context": "x", "questions": [{"question": "y", "choices": ["v"]}]}',
+         "field choices is not read"),
+        ("a.jsonl", '{"messages": [{"role": "user", "content": "x"}, {"role": "assistant", '
+                    '"content": "y"}], "answer": "z"}', "field answer: the messages end in an"),
     ],
 )  # fmt: skip
 def test_a_wrong_file_is_one_sentence_with_line_and_field(
@@ -146,6 +157,13 @@ FIELDS: dict[str, tuple[dict[str, Any], tuple[str, str, str | None]]] = {
                            "answer_prefix": NAN, "answers": NAN, "answer": "Ann"}, ANN),
     "NaN in a list": ({"prompt": "It is Ann.", "answers": [NAN, "Ann"]}, BOTH),
     "a list of NaN": ({"prompt": "It is Ann.", "answer": [NAN]}, ("It is Ann.", "", None)),
+    "questions of SQuAD's articles": (
+        {"context": "It is Ann.", "questions": [
+            {"id": "5", "question": "Who?", "answers": {"text": ["Ann", "A."]}}]}, ANN),
+    "a question with a prefix": (
+        {"context": "It is Ann.", "questions": [
+            {"question": "Wh", "answer_prefix": "o?", "answer": "Ann"}]}, ANN),
+    "the answer twice": ({"prompt": "It is Ann.", "answer": ["Ann"], "output": "Ann"}, BOTH),
     "a prefix of a prompt": ({"prompt": "It is Ann.", "answer_prefix": "So", "answer": "Ann"},
                              ("It is Ann.", "So", "Ann")),
 }  # fmt: skip
@@ -242,15 +260,17 @@ def test_the_last_question_of_a_chat_is_asked(
             {"role": "user", "content": "and?"}]  # fmt: skip
     bye: tuple[Any, ...] = ("bye", ["bye"], [{"role": "assistant", "content": "bye"}])
     rows = [{"messages": said}, *({"messages": said, "completion": x} for x in bye)]
+    rows += [{"messages": said, "max_new_tokens": 2}]
     items = [
         items_of(loaded, "chat", read(written(tmp_path, "chat.jsonl", json.dumps(row))), "agnostic",
-                 lambda _: ids([1])).items[0]
+                 lambda _, most=1: ids([1] * most)).items[0]
         for row in rows
     ]  # fmt: skip
     text = loaded.tokenizer.decode
     asked = [[text(a.question) + "|" + text(a.answer) for a in item.asks] for item in items]
     turn = "<user>and?\n<assistant>|"
-    assert asked == [["|hello\n", turn + text([1])]] + 3 * [["|hello\n", turn + "bye\n"]]
+    assert asked == [["|hello\n", turn + text([1])], *3 * [["|hello\n", turn + "bye\n"]],
+                     ["|hello\n", turn + text([1, 1])]]  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ from kvsearch.models.load import max_context
 from kvsearch.policy import Policy
 from kvsearch.rules import Reread
 from kvsearch.rules.reread import RereadScorer
+from kvsearch.text.borders import encoder, inside
 
 FIRST = "\n\nRepeat the previous context exactly.\n"  # as the paper's public code has it
 LATER = "\n\nRepeat the part of the previous context exactly, starting with"
@@ -224,9 +225,8 @@ def rereading(policy: Policy, model: PreTrainedModel, tokenizer: Any) -> Rereadi
         return Rereading(None, (), (), ())
     if rule.instruction == "none":
         return Rereading(rule, (), (), ())
-    found = tokenizer if tokenizer is not None else _beside(model)
-    texts = FIRST, LATER, END
-    return Rereading(rule, *(found(x, add_special_tokens=False)["input_ids"] for x in texts))
+    encode = encoder(tokenizer if tokenizer is not None else _beside(model))
+    return Rereading(rule, *(inside(encode, text) for text in (FIRST, LATER, END)))
 
 
 def _beside(model: PreTrainedModel) -> Any:

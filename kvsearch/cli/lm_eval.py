@@ -36,7 +36,7 @@ def command(arguments: tuple[str, ...]) -> None:
         kvsearch.lm_eval.cli_evaluate()
     except KvsearchError:
         raise
-    except ValueError as error:  # such as that of an unknown task
-        raise KvsearchError(f"lm-eval: {error}") from error
+    except (ValueError, AssertionError) as error:  # such as that of an unknown task
+        raise KvsearchError(f"lm-eval: {str(error) or 'it stops at an assertion'}") from error
     finally:
         sys.argv = before

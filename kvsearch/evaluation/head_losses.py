@@ -67,6 +67,7 @@ def recall_texts(loaded: LoadedModel, most: int = MOST) -> list[Recall]:
     found = []
     for name in TEXTS:
         text = files("kvsearch.evaluation").joinpath("recall", name).read_text("utf-8")
+        # each alone, also where a tokenizer begins it with a space: `RECIPE` is these tokens
         parts = [tokenize(loaded.tokenizer, Source.of(name, x, "")) for x in text.split(BORDER)]
         lead = parts[0].start
         ids = np.concatenate([part.ids for part in parts])[-(most - len(lead)) :]

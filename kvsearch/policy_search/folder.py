@@ -179,7 +179,7 @@ class RunFolder:
         """
         file = self._nll(part, fingerprint)
         try:
-            with pq.ParquetFile(file) as f:
+            with file.open("rb") as raw, pq.ParquetFile(raw) as f:  # pyarrow takes UTF-8 names only
                 table = f.read(use_threads=False)
             windows = int(_values(table["window"])[-1]) + 1
             about = json.loads(table.schema.metadata[b"about"])
@@ -270,7 +270,7 @@ class RunFolder:
             return {}
         found = {}
         try:
-            with pq.ParquetFile(file) as f:
+            with file.open("rb") as raw, pq.ParquetFile(raw) as f:  # pyarrow takes UTF-8 names only
                 table = f.read(use_threads=False)
             block, start = (int(table.schema.metadata[k]) for k in (b"block", b"start"))
             for row in table.to_pylist():

@@ -33,9 +33,9 @@ class Column:
         return f"{text:<{width}}" if self.left else f"{text:>{width}}"
 
 
-def columns_of(stream: TextIO) -> int | None:
-    """Letters of a line on a terminal; None where the stream is none."""
-    return shutil.get_terminal_size().columns if stream.isatty() else None
+def columns_of(stream: TextIO | None) -> int | None:
+    """Letters of a line on a terminal; None where the stream is none, or is closed."""
+    return shutil.get_terminal_size().columns if stream is not None and stream.isatty() else None
 
 
 def printed() -> int | None:

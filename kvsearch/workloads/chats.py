@@ -13,10 +13,9 @@ from kvsearch.models.load import LoadedModel
 from kvsearch.text.borders import encoder, following
 from kvsearch.workloads.files import Record
 from kvsearch.workloads.items import Ids, ids
-from kvsearch.workloads.messages import Message
+from kvsearch.workloads.messages import SHOWN, Message
 
 MARK = "ANSWER-7f3a"  # stands for an answer, to see what a template puts before one
-SHOWN = ("reasoning_content", "tool_calls")  # of a message: the template writes them, or none are
 INSTEAD = "give `prompt` and `answer` instead"
 
 
@@ -63,6 +62,8 @@ class Chat:
         else:
             start, fits = prompt, said.startswith(prompt)
         answer = said[len(start) :]
+        if not fits and self._opens_alike(before):  # only what was said earlier is another text
+            start, fits = prompt, True
         if not fits:
             raise self._error(
                 f"the chat template writes message {i + 1} after another text than its prompt "
@@ -74,6 +75,17 @@ class Chat:
                 f"leave it out, or {INSTEAD}"
             )
         return start, answer
+
+    def _opens_alike(self, messages: list[Message]) -> bool:
+        """Whether an answer to the last of these opens as its prompt does.
+
+        The template of Mistral 7B puts a system prompt before the last question only, so that it
+        is in the prompt, and gone once the question is answered.
+        """
+        asked = [*messages[:-1], {**messages[-1], "content": MARK}]
+        prompt = self._text(asked, prompt=True).split(MARK)
+        answered = self._text([*asked, {"role": "assistant", "content": MARK}]).split(MARK)
+        return min(len(prompt) + 1, len(answered)) > 2 and prompt[-1] == answered[-2].rstrip(" ")
 
     def _require_shown(self) -> None:
         """Fields of messages, and tools, change what the template writes."""

@@ -99,7 +99,7 @@ def _chat(loaded: LoadedModel, record: Record, see: See, greedy: Greedy) -> list
         for prompt, said in turns:
             if said is None:
                 _reach(loaded, record, prompt.size + 1)
-                said = greedy(prompt)
+                said = greedy(prompt, *(() if record.tokens is None else (record.tokens,)))
             asks.append(Ask(prompt if asks else ids([]), said, follows=bool(asks)))
         name = f"{group}-{len(items)}" if items else group
         items.append(Item(name, group, turns[0][0], tuple(asks)))

@@ -9,7 +9,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from io import StringIO
-from tokenize import NAME, NUMBER, OP, STRING, TokenError, generate_tokens
+from tokenize import ERRORTOKEN, NAME, NUMBER, OP, STRING, TokenError, generate_tokens
 from typing import Any
 
 from kvsearch.errors import TextError, quoted
@@ -92,7 +92,7 @@ def require_read(
     names, read = {_plain(name) for name in given}, "\n".join(texts)
     wanted = " and no ".join(x for x in missing if names.isdisjoint((x, f"{x}s")))
     for name, value in found.items():
-        if name in ASKED and not all(text in read for text in _texts(value)):
+        if name in ASKED and not all(text in read for text in _texts(value, numbers=True)):
             raise TextError(
                 f"{where}: field {name} is not read beside the other fields, and its text is in "
                 "none of them: write it into prompt, context or question, or leave it out"
@@ -115,6 +115,8 @@ def cell(name: str, text: str | None) -> Any:
         ValueError: it looks like a list and cannot be read as one.
     """
     told = (text or "").strip()
+    if text and _plain(name) == "answer_gap":
+        return text
     if text is None or told.lower() in ("", "nan"):
         return None
     if _plain(name) not in LISTS or not _LISTED.match(told) or told[-1] not in "]}":
@@ -142,6 +144,8 @@ def _with_commas(text: str) -> str:
     tokens = (t for t in generate_tokens(StringIO(text).readline) if t.string.strip())
     for token in tokens:
         word = token.string
+        if token.type == ERRORTOKEN:  # such as a quotation mark that nothing closes
+            raise SyntaxError(word)
         if word == "array":
             continue
         if word == "dtype":  # `, dtype=object`
@@ -194,12 +198,14 @@ def _text_of(answer: Any) -> Any:
     return answer["text"] if isinstance(answer, Mapping) and "text" in answer else answer
 
 
-def _texts(value: Any) -> Iterator[str]:
-    """All texts in a value."""
+def _texts(value: Any, numbers: bool = False) -> Iterator[str]:
+    """All texts in a value, and its numbers as texts if they are to be."""
     if isinstance(value, Mapping):
         value = list(value.values())
     if isinstance(value, list):
         for v in value:
-            yield from _texts(v)
+            yield from _texts(v, numbers)
     elif isinstance(value, str) and value.strip():
         yield value.strip()
+    elif numbers and isinstance(value, int | float):
+        yield str(value)

@@ -59,6 +59,7 @@ class Record:
         group: the document, for statistics: the context, the prompt or the chat.
         where: file and line, for messages.
         template: what a chat's template is called with, such as `enable_thinking` and `tools`.
+        tokens: of the answer that the full cache gives at the end of a chat; None is the default.
     """
 
     context: str
@@ -67,6 +68,7 @@ class Record:
     group: str
     where: str
     template: dict[str, Any] = field(default_factory=dict)
+    tokens: int | None = field(default=None, compare=False)
 
     @property
     def key(self) -> str:
@@ -145,11 +147,14 @@ def _record(row: Any, where: str) -> Record:
         found["messages"] = _with_answer(found, where)
         messages, template = messages_of(found, where)
         group = repr((messages, template) if template else messages)
-        record, missing = Record("", (), messages, group, where, template), []
+        tokens = _tokens(found.get("max_new_tokens"), where)
+        record, missing = Record("", (), messages, group, where, template, tokens), []
     elif found.get("context") or found.get("prompt"):
         record = _asked(found, where)
         asks = found.get("question") or found.get("questions") or not found.get("context")
         missing = [] if asks else ["question"]
+        if found.get("context"):  # all of them are turns now
+            found.pop("questions", None)
     else:
         have = ", ".join(map(str, row))[:100] or "none"
         raise TextError(f"{where}: no field of {', '.join(ASKED)}; it has {have}")
@@ -164,7 +169,7 @@ def _asked(row: Mapping[str, Any], where: str) -> Record:
     """A context with its questions, or a prompt, which has none."""
     tokens = _tokens(row.get("max_new_tokens"), where)
     context = _text(row, "context" if row.get("context") else "prompt", where)
-    prefix, questions = str(row.get("answer_prefix") or ""), [""]
+    prefix, questions = _plain(row, "answer_prefix", where), [""]
     if row.get("context"):
         questions = row.get("questions") or [row.get("question") or ""]
     if not isinstance(questions, list):
@@ -179,7 +184,14 @@ def _with_answer(row: Mapping[str, Any], where: str) -> Any:
     """Messages, and behind a last question an answer that is beside them."""
     messages, answer = row["messages"], row.get("answer")
     last = messages[-1] if isinstance(messages, list) else None
-    if answer is None or not isinstance(last, Mapping) or last.get("role") == "assistant":
+    if answer is None or not isinstance(last, Mapping):
+        return messages
+    if last.get("role") == "assistant":
+        given = answer[0] if isinstance(answer, list) and answer else answer
+        if given not in (last.get("content"), last):
+            raise TextError(
+                f"{where}: field answer: the messages end in another one; leave one of both out"
+            )
         return messages
     if isinstance(answer, list) and _are_messages(answer):
         return messages + answer
@@ -195,7 +207,11 @@ def _turn(question: Any, prefix: str, answer: str | None, tokens: int | None, wh
     if isinstance(question, Mapping):
         inner = fields(question, where)
         own = _text(inner, "prompt" if "prompt" in inner else "question", where)
-        return Turn(own + prefix, _answers(inner, 1, where)[0] or answer, tokens)
+        said = _answers(inner, 1, where)[0] or answer
+        require_read(question, inner, [own, said or ""], [] if said else ["answer"], where)
+        prefix = _plain(inner, "answer_prefix", where) or prefix
+        more = _tokens(inner.get("max_new_tokens"), where)
+        return Turn(own + prefix, said, more or tokens)
     if not isinstance(question, str):
         raise TextError(f"{where}: field question: give a text, got {str(question)[:60]!r}")
     return Turn(question + prefix, answer, tokens)
@@ -208,9 +224,7 @@ def _about(row: Mapping[str, Any], prefix: str, turn: Turn, where: str) -> Turn:
     every = given if alone and given else [turn.answer]
     answers = tuple(str(a) for a in every if a is not None)
     question = turn.question.removesuffix(prefix) if prefix else turn.question
-    task, gap = str(row.get("task") or ""), row.get("answer_gap") or ""
-    if not isinstance(gap, str):
-        raise TextError(f"{where}: field answer_gap: give a text, such as a space")
+    task, gap = str(row.get("task") or ""), _plain(row, "answer_gap", where)
     return replace(turn, about=About(task, question, prefix, answers, turn.tokens), gap=gap)
 
 
@@ -231,6 +245,9 @@ def _first(answer: Any, where: str) -> str | None:
         answer = next((a for a in answer if a is not None), None)
     if answer is None:
         return None
+    whole_number = isinstance(answer, float) and answer.is_integer()  # pandas' 7.0 may be 7
+    if isinstance(answer, bool) or whole_number:
+        raise TextError(f"{where}: field answer: {answer} can be written in two ways: give a text")
     if not isinstance(answer, str | int | float) or not str(answer).strip():
         raise TextError(f"{where}: field answer: an answer is empty or no text; leave it out to "
                         "compare with what the full cache answers")  # fmt: skip
@@ -248,6 +265,14 @@ def _tokens(given: Any, where: str) -> int | None:
             f"{quoted(given)}"
         )
     return int(text)
+
+
+def _plain(row: Mapping[str, Any], field: str, where: str) -> str:
+    """A text that may be missing."""
+    found = row.get(field) or ""
+    if not isinstance(found, str):
+        raise TextError(f"{where}: field {field}: give a text, got {quoted(found)}")
+    return found
 
 
 def _text(row: Mapping[str, Any], field: str, where: str) -> str:
@@ -302,7 +327,8 @@ def _parquet(file: Path) -> Iterator[tuple[str, Any]]:
     import pyarrow.parquet as pq
 
     try:
-        rows = pq.read_table(file).to_pylist()
+        with file.open("rb") as raw:  # pyarrow takes names in UTF-8 only
+            rows = pq.read_table(raw).to_pylist()
     except pa.ArrowException as e:
         raise TextError(f"{file} is no Parquet file: {' '.join(str(e).split())[:200]}") from e
     yield from ((f"{file}: row {i}", row) for i, row in enumerate(rows, 1))

@@ -8,8 +8,10 @@ from kvsearch.errors import TextError, quoted
 
 Message = dict[str, Any]
 
-TAKEN = ("reasoning_content", "tool_calls", "tool_call_id", "name")  # beside role and content
-REFUSED = ("function_call", "audio", "refusal")  # what else a message may say
+SHOWN = ("reasoning_content", "thinking", "tool_calls")  # the template writes them, or none are
+TAKEN = (*SHOWN, "tool_call_id", "name")  # beside role and content
+REFUSED = ("function_call", "audio", "refusal", "prefix")  # what else a message may say
+OTHERS = ("ai", "assistant", "bot", "chatbot", "gpt", "human", "model", "user")  # who talk
 
 
 def messages_of(row: Mapping[str, Any], where: str) -> tuple[tuple[Message, ...], dict[str, Any]]:
@@ -26,6 +28,12 @@ def messages_of(row: Mapping[str, Any], where: str) -> tuple[tuple[Message, ...]
         isinstance(m, Mapping) and isinstance(m.get("role"), str) for m in given
     ):
         raise TextError(f"{where}: field messages: give a list of objects with role and content")
+    for m in given:
+        if m["role"] not in ("assistant", "user") and m["role"].lower() in OTHERS:
+            raise TextError(
+                f"{where}: field messages: whether role {quoted(m['role'])} asks or answers is not "
+                "told: call it user or assistant"
+            )
     found = tuple(_message(m, where) for m in given)
     if not any(m["role"] == "user" for m in found):
         raise TextError(f"{where}: field messages: no message of role user")
@@ -50,7 +58,14 @@ def _message(given: Mapping[str, Any], where: str) -> Message:
     more = {name: given[name] for name in TAKEN if given.get(name)}
     if given.get("reasoning"):  # as some servers call it
         more.setdefault("reasoning_content", given["reasoning"])
+    for name in ("reasoning_content", "thinking"):
+        if not isinstance(more.get(name, ""), str):
+            raise TextError(
+                f"{where}: field messages: {name} of a message is a text, got {quoted(more[name])}"
+            )
     if "tool_calls" in more:
+        if not isinstance(more["tool_calls"], list):
+            raise TextError(f"{where}: field messages: tool_calls are a list of objects")
         more["tool_calls"] = [_call(call, where) for call in more["tool_calls"]]
     content = given.get("content")
     if content is None and "tool_calls" in more:
@@ -61,6 +76,11 @@ def _message(given: Mapping[str, Any], where: str) -> Message:
         raise TextError(
             f"{where}: field messages: the content of a message is a text or a list of parts of "
             f"type text, got {quoted(content)}"
+        )
+    if given["role"] == "assistant" and not content.strip() and not any(n in more for n in SHOWN):
+        raise TextError(
+            f"{where}: field messages: an answer of the assistant is empty; leave it out, or where "
+            "it is the last to compare with what the full cache answers"
         )
     return {"role": given["role"], "content": content, **more}
 
