@@ -256,7 +256,10 @@ def _compare(layer: Attending, query: Tensor, ids: Tensor | None) -> None:
         return
     first = int(ids[:, 0].min())
     if first < seen:
-        raise ModelError(again(seen, first, m))
+        raise ModelError(
+            f"by its positions {again(seen, first, m)}; and if these are the next tokens, give "
+            f"position_ids from {seen} on"
+        )
     if held.reindex:
         want = torch.arange(seen, seen + m, device=ids.device)
         if not bool((ids == want).all()):

@@ -1,8 +1,10 @@
 """The model's own logits, taken in slices, so that long windows need no `T x vocabulary` tensor."""
 
+import inspect
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -11,6 +13,7 @@ from torch.nn.functional import cross_entropy
 
 from kvsearch.errors import ModelError, lacks_memory
 from kvsearch.models.read import brief
+from kvsearch.models.shape import entrance
 
 ROWS = 128  # tokens whose logits are held at once; glibc keeps freed memory of up to 32 MB
 LOW = -1e30  # logit of a token that is never predicted; finite, for differences of logits
@@ -53,6 +56,7 @@ class Head:
                 "a causal language model with AutoModelForCausalLM"
             )
         cfg = model.config.get_text_config(decoder=True)
+        self._rope = getattr(cfg, "rope_parameters", None)
         self.cap = getattr(cfg, "final_logit_softcapping", None)
         self.factor = float(getattr(cfg, "logit_scale", None) or 1.0)
         self.factor /= float(getattr(cfg, "logits_scaling", None) or 1.0)
@@ -62,7 +66,7 @@ class Head:
 
     def _verify(self) -> int:
         """The slices must equal the model's own logits; a family with another head is refused."""
-        name, device = type(self.model).__name__, next(self.model.parameters()).device
+        name, device = type(self.model).__name__, entrance(self.model)
         ids = torch.arange(4, device=device)[None]
         try:
             with torch.inference_mode(), _eagerly():
@@ -93,10 +97,43 @@ class Head:
 
     def hidden(self, ids: Tensor, cache: Any) -> Tensor:
         """Last hidden states `[B, T, hidden]` of tokens `[B, T]` that a cache takes in."""
-        with _eagerly():
-            out = self.body(ids, past_key_values=cache, use_cache=True)
-        result: Tensor = out.last_hidden_state
-        return result
+        start, found = cache.get_seq_length(), list[Tensor]()
+        for part in ids.split(1 if start and self._restarts else ids.shape[1], 1):
+            at, seen = {}, cache.get_seq_length()
+            if seen and self._turns:
+                at["position_ids"] = torch.arange(seen, seen + part.shape[1], device=ids.device)[None]
+            with _eagerly():
+                out = self.body(part, past_key_values=cache, use_cache=True, **at)
+            found.append(out.last_hidden_state)
+        return torch.cat(found, 1) if len(found) > 1 else found[0]
+
+    @cached_property
+    def _turns(self) -> bool:
+        """Whether the model turns keys by positions that it can be given: Bamba starts from zero."""
+        asked = inspect.signature(self.body.forward).parameters
+        return self._rope is not None and "position_ids" in asked
+
+    @cached_property
+    def _restarts(self) -> bool:
+        """Whether calls of several tokens begin linear attention anew, as those of Jamba do.
+
+        Such a model goes on from its state with single tokens only, as when it decodes.
+        """
+        ids = torch.arange(3, device=entrance(self.model))[None]
+        with torch.inference_mode(), _eagerly():
+            cache = self.body(ids[:, :1], use_cache=True).past_key_values
+            states = [
+                x
+                for layer in getattr(cache, "layers", ())
+                for x in getattr(layer, "recurrent_states", {}).values()
+                if x is not None
+            ]
+            for x in states:
+                x.fill_(torch.nan)  # whatever reads it is no number
+            if not states:
+                return False
+            out = self.body(ids[:, 1:], past_key_values=cache, use_cache=True)
+        return bool(out.last_hidden_state.isfinite().all())
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits `[B, T, vocabulary]` in fp32."""
