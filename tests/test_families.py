@@ -429,12 +429,32 @@ def test_angles_that_change_with_every_token_are_refused(family: str) -> None:
         lambda: logits(model, PolicyCache(policy, model)),
         lambda: logits(model, PolicyCache(policy, model), *[1] * 35),
     ):
-        with pytest.raises(ModelError, match="stay within 32 tokens"):
+        with pytest.raises(ModelError, match="stay within 31 tokens"):
             work()
-    under = IDS[:, :32]
-    cut = logits(model, PolicyCache(policy, model), *[1] * 31, ids=under)
+    under = IDS[:, :31]
+    cut = logits(model, PolicyCache(policy, model), *[1] * 30, ids=under)
+    with torch.inference_mode():
+        model(IDS)  # after a longer call angles are reset by fewer than 32 tokens only
     once = logits(model, PolicyCache(policy, model, packed=False), ids=under)
     assert (cut - once).abs().max() < 1e-9
+
+
+@pytest.mark.parametrize("family", ["llama longrope", "llama rope dynamic"])
+@pytest.mark.parametrize(("tokens", "start", "stride"), [(20, 13, 1), (16, 0, 3), (20, 12, 1)])
+def test_angles_go_by_positions(family: str, tokens: int, start: int, stride: int) -> None:
+    model = build(family)
+    at = torch.arange(tokens)[None] * stride + start
+    for policy in (Policy(), POLICIES[1]):
+        cache = PolicyCache(policy, model, native=torch.float64)
+        if start == 12 and family == "llama longrope":  # all within: nothing is refused
+            with torch.inference_mode():
+                found = model(IDS[:, :20], position_ids=at, past_key_values=cache).logits
+                want = model(IDS[:, :20], position_ids=at).logits
+            assert policy.evicts or (found - want).abs().max() < 1e-12
+            continue
+        with pytest.raises(ModelError, match="give position_ids that count the tokens") as caught:
+            model(IDS[:, :tokens], position_ids=at, past_key_values=cache)
+        assert "\n" not in str(caught.value) and ". " not in str(caught.value)
 
 
 class BeginsAnew(transformers.LlamaForCausalLM):  # type: ignore[misc]

@@ -101,7 +101,8 @@ class Head:
         for part in ids.split(1 if start and self._restarts else ids.shape[1], 1):
             at, seen = {}, cache.get_seq_length()
             if seen and self._turns:
-                at["position_ids"] = torch.arange(seen, seen + part.shape[1], device=ids.device)[None]
+                places = torch.arange(seen, seen + part.shape[1], device=ids.device)
+                at["position_ids"] = places[None]
             with _eagerly():
                 out = self.body(part, past_key_values=cache, use_cache=True, **at)
             found.append(out.last_hidden_state)

@@ -200,8 +200,8 @@ def angle_switch(config: Any) -> tuple[str, int] | None:
     found = []
     for part in [x for x in rope.values() if isinstance(x, dict)] or [rope]:
         kind = part.get("rope_type", "default")
-        if "dynamic" in kind:
-            found.append((kind, cfg.max_position_embeddings))
+        if "dynamic" in kind:  # at all positions a model keeps the angles of a longer call before
+            found.append((kind, cfg.max_position_embeddings - 1))
         elif kind == "longrope" and any(
             part.get(f"short_{x}") != part.get(f"long_{x}") for x in ("factor", "mscale")
         ):
@@ -230,7 +230,7 @@ def require_angles(switch: tuple[str, int] | None, seen: int, tokens: int) -> No
             f"tokens, or give an empty cache more than {most} in its first call, as after reset()"
         )
     raise ModelError(
-        f"the model's rotary angles change with every token after {most} (rope type {kind!r}), "
+        f"the model's rotary angles may change with every token after {most} (rope type {kind!r}), "
         f"and keys that a cache holds keep theirs; stay within {most} tokens"
     )
 
