@@ -110,7 +110,7 @@ class Head:
 
     @cached_property
     def _turns(self) -> bool:
-        """Whether the model turns keys by positions that it can be given: Bamba starts from zero."""
+        """Whether the model turns keys by positions that it takes; Bamba's own start at zero."""
         asked = inspect.signature(self.body.forward).parameters
         return self._rope is not None and "position_ids" in asked
 
