@@ -147,12 +147,17 @@ def unwrapped(model: Any) -> Any:
 def entrance(model: Any) -> torch.device:
     """The device that tokens go to; of an offloaded model where accelerate computes."""
     for module in (model.get_input_embeddings(), model):
-        hook = getattr(module, "_hf_hook", None)
-        for one in getattr(hook, "hooks", [hook]):  # accelerate's SequentialHook has several
+        for one in hooks(module):
             if (device := getattr(one, "execution_device", None)) is not None:
                 return torch.device(device)
     found: torch.device = model.device
     return found
+
+
+def hooks(module: nn.Module) -> list[Any]:
+    """What accelerate has hung on a module, which moves weights and inputs."""
+    hook = getattr(module, "_hf_hook", None)
+    return list(getattr(hook, "hooks", [hook]))  # its SequentialHook has several
 
 
 def require_wiring(model: Any, calls: Sequence[Sequence[Sequence[Tensor]]]) -> None:
