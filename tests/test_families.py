@@ -53,6 +53,11 @@ ZAMBA2: dict[str, Any] = dict(
     **MAMBA, num_hidden_layers=4, layers_block_type=["mamba", "hybrid"] * 2, mamba_ngroups=1,
     n_mamba_heads=8, mamba_headdim=8, chunk_size=8, num_mem_blocks=1, adapter_rank=4,
 )  # fmt: skip
+LLAMA4: dict[str, Any] = dict(
+    num_hidden_layers=4, head_dim=8, num_local_experts=2, num_experts_per_tok=1,
+    intermediate_size_mlp=48, attention_chunk_size=8, no_rope_layers=[1, 0, 1, 0],
+    layer_types=["chunked_attention", "full_attention"] * 2, experts_implementation="eager",
+)  # fmt: skip
 JAMBA: dict[str, Any] = dict(
     **MAMBA, num_hidden_layers=4, attn_layer_offset=1, attn_layer_period=2, mamba_dt_rank=4,
     expert_layer_offset=1, expert_layer_period=2, num_experts=2, num_experts_per_tok=1,
@@ -293,9 +298,12 @@ def test_linear_attention_keeps_its_own_cache_beside_or_between_policy_layers(fa
     assert deployed.bytes_resident == layout(window, deployed.shape).bytes_at(T)
 
 
-@pytest.mark.parametrize("family", ["jamba", "bamba"])
+@pytest.mark.parametrize("family", ["jamba", "bamba", "llama4"])
 def test_what_follows_a_prompt_is_evaluated_as_it_is_decoded(family: str) -> None:
-    """Jamba begins its state anew in calls of several tokens, Bamba its positions in all."""
+    """Jamba begins its state anew in calls of several tokens, Bamba its positions in all.
+
+    The body of Llama 4 has another name than its class says.
+    """
     model, policy = build(family), Policy(slots=14, sinks=2, trigger="prompt")
     loaded = LoadedModel(model, None, shape_of(model.config), "", "", "", None, "float64", "cpu")
     mine = Evaluator(loaded).quality(policy, IDS.numpy(), prompt=20, resident=False).nll
@@ -326,6 +334,7 @@ OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3-next": ("Qwen3Next", DELTA),
     "falcon-h1": ("FalconH1", FALCON_H1),
     "zamba2": ("Zamba2", ZAMBA2),
+    "llama4": ("Llama4", LLAMA4),
     "jamba": ("Jamba", JAMBA),
     "bamba": ("Bamba", BAMBA),
     "gemma4 without windows": ("Gemma4", dict(GEMMA4, sliding_window=128)),

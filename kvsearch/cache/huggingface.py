@@ -32,6 +32,7 @@ from kvsearch.cache.wrappers import MARK, route
 from kvsearch.errors import ModelError, PolicyError
 from kvsearch.models.shape import (
     angle_switch,
+    body,
     entrance,
     policy_layers,
     require_wiring,
@@ -368,7 +369,7 @@ def _record(model: PreTrainedModel, positions: list[int] | None = None) -> list[
     at = {} if positions is None else {"position_ids": torch.tensor(positions).view(-1, 1).to(ids)}
     with torch.no_grad():
         try:
-            model.base_model(input_ids=ids, past_key_values=cache, use_cache=True, **at)
+            body(model)(input_ids=ids, past_key_values=cache, use_cache=True, **at)
         except ModelError:
             raise
         except (AttributeError, TypeError, ValueError) as e:

@@ -164,9 +164,10 @@ def _offloaded(model: Any) -> dict[str, Callable[[], torch.Tensor]]:
     found = dict[str, Callable[[], torch.Tensor]]()
     for prefix, module in model.named_modules():
         for hook in hooks(module):
-            weights = getattr(hook, "weights_map", None)
-            for name, x in module.named_parameters() if weights is not None else ():
-                if x.is_meta and "." not in name:
+            if (weights := getattr(hook, "weights_map", None)) is None:
+                continue
+            for name, x in module.named_parameters(recurse=False):
+                if x.is_meta:
                     found[f"{prefix}.{name}"] = partial(weights.__getitem__, name)
     return found
 

@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy
 
 from kvsearch.errors import ModelError, lacks_memory
 from kvsearch.models.read import brief
-from kvsearch.models.shape import entrance
+from kvsearch.models.shape import body, entrance
 
 ROWS = 128  # tokens whose logits are held at once; glibc keeps freed memory of up to 32 MB
 LOW = -1e30  # logit of a token that is never predicted; finite, for differences of logits
@@ -49,7 +49,7 @@ class Head:
 
     def __init__(self, model: Any, silent: int | None = None) -> None:
         self.silent: int | None = None
-        self.model, self.body, self.out = model, model.base_model, model.get_output_embeddings()
+        self.model, self.body, self.out = model, body(model), model.get_output_embeddings()
         if self.out is None or self.body is model:
             raise ModelError(
                 f"{type(model).__name__} has no body and output layer apart from each other; load "

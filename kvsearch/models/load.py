@@ -81,7 +81,7 @@ class LoadedModel:
 
         Args:
             model: a causal language model, on any device and in any dtype; with adapters of PEFT
-                in its layers, such as LoRA, dynamically quantised, and offloaded by accelerate, too.
+                in its layers, such as LoRA, dynamically quantised, offloaded by accelerate, too.
                 What `torch.compile` and `DataParallel` return is evaluated as the model inside it.
             tokenizer: its tokenizer.
             name: for records.

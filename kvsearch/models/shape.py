@@ -188,6 +188,12 @@ def require_wiring(model: Any, calls: Sequence[Sequence[Sequence[Tensor]]]) -> N
             )
 
 
+def body(model: Any) -> Any:
+    """What gives a model's hidden states; the model itself where nothing apart from it does."""
+    found = model.base_model
+    return getattr(model, "model", model) if found is model else found  # Llama4ForCausalLM's
+
+
 def decoder_layers(model: Any) -> list[nn.Module]:
     """The decoder layers: the first list of as many modules as the model says it has layers."""
     count = text_config(model.config).num_hidden_layers
