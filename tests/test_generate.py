@@ -466,11 +466,13 @@ def test_a_cache_of_another_model_is_noticed() -> None:
         assert torch.equal(generate(model, PROMPT, held), want)
 
 
-def test_rolling_back_is_refused(model: PreTrainedModel) -> None:
-    cache = PolicyCache(POLICIES["window re-indexed"], model)
+@pytest.mark.parametrize("policy", [POLICIES["window re-indexed"], Policy()])
+def test_rolling_back_is_refused(policy: Policy, model: PreTrainedModel) -> None:
+    """Also where nothing was evicted: the sentence claims nothing of that."""
+    cache = PolicyCache(policy, model)
     assert not cache.is_croppable
     repeats = PROMPT[:1, :4].repeat(1, 5)  # drafts from the prompt will be wrong
-    with pytest.raises(PolicyError, match="cannot be rolled back, as assisted generation asks"):
+    with pytest.raises(PolicyError, match="cannot be rolled back, as assisted generation asks; generate "):
         generate(model, repeats, cache, prompt_lookup_num_tokens=3)
     with pytest.raises(PolicyError, match="cannot be rolled back"):
         cache.crop(-1)

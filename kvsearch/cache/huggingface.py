@@ -138,10 +138,12 @@ class PolicyLayer(CacheLayerMixin):
         self.reorder_cache(torch.arange(self.rows, device="cpu").repeat_interleave(repeats))
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Refused: what was evicted cannot be brought back."""
+        """Refused: tokens leave slots by the policy only, and what left cannot be brought back."""
         if tokens_to_remove:
-            what = "a policy cache cannot be rolled back, as assisted generation asks: "
-            raise PolicyError(f"{what}evicted tokens are gone")
+            raise PolicyError(
+                "a policy cache cannot be rolled back, as assisted generation asks; generate "
+                "without assistant_model, prompt_lookup_num_tokens and assistant_early_exit"
+            )
 
 
 class PolicyCache(Cache):
