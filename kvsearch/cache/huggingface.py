@@ -254,13 +254,19 @@ class PolicyCache(Cache):
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Select batch rows (beam search)."""
-        self.given.forget()
+        self.given.select(beam_idx)
         super().reorder_cache(beam_idx)
 
     def batch_select_indices(self, indices: Tensor) -> None:
         """Select batch rows."""
-        self.given.forget()
+        self.given.select(indices)
         super().batch_select_indices(indices)
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Repeat every batch row."""
+        rows = next(x.rows for x in attending(self.layers) if isinstance(x, PolicyLayer))
+        self.given.select(torch.arange(rows, device="cpu").repeat_interleave(repeats))
+        super().batch_repeat_interleave(repeats)
 
     @property
     def _is_user_defined(self) -> bool:
