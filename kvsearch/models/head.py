@@ -32,6 +32,12 @@ NOT_FINITE = (
 )
 
 
+def _states(cache: Any) -> list[Tensor]:
+    """What linear attention holds in a cache."""
+    held = (x for layer in cache.layers for x in getattr(layer, "recurrent_states", {}).values())
+    return [x for x in held if x is not None]
+
+
 class Head:
     """Body and output layer of a causal language model.
 
@@ -97,8 +103,9 @@ class Head:
 
     def hidden(self, ids: Tensor, cache: Any) -> Tensor:
         """Last hidden states `[B, T, hidden]` of tokens `[B, T]` that a cache takes in."""
-        start, found = cache.get_seq_length(), list[Tensor]()
-        for part in ids.split(1 if start and self._restarts else ids.shape[1], 1):
+        found = list[Tensor]()
+        goes_on = ids.shape[1] > 1 and len(_states(cache)) > 0
+        for part in ids.split(1 if goes_on and self._restarts else ids.shape[1], 1):
             at, seen = {}, cache.get_seq_length()
             if seen and self._turns:
                 places = torch.arange(seen, seen + part.shape[1], device=ids.device)
@@ -123,16 +130,8 @@ class Head:
         ids = torch.arange(3, device=entrance(self.model))[None]
         with torch.inference_mode(), _eagerly():
             cache = self.body(ids[:, :1], use_cache=True).past_key_values
-            states = [
-                x
-                for layer in getattr(cache, "layers", ())
-                for x in getattr(layer, "recurrent_states", {}).values()
-                if x is not None
-            ]
-            for x in states:
+            for x in _states(cache):
                 x.fill_(torch.nan)  # whatever reads it is no number
-            if not states:
-                return False
             out = self.body(ids[:, 1:], past_key_values=cache, use_cache=True)
         return bool(out.last_hidden_state.isfinite().all())
 
