@@ -15,6 +15,7 @@ import torch
 from kvsearch import Text, evaluate
 from kvsearch.cli import COMMANDS, module_of
 from kvsearch.cli.output import print_json
+from kvsearch.commands.export import export
 from kvsearch.commands.prompts import evaluate_prompts
 from kvsearch.commands.run import search
 from kvsearch.errors import KvsearchError, ModelError, RunError
@@ -167,6 +168,12 @@ def test_logits_that_are_not_finite_on_some_text_are_called_that(
     on_text: dict[str, Any] = dict(budget_slots=40, context=256)
     with pytest.raises(ModelError, match=f"on the text {said}"):
         evaluate(["h2o", "kivi4"], loaded, text, windows=14, **on_text)
+    h2o = Policy(slots=40, rule=Attention())
+    with pytest.raises(KvsearchError, match="met attention that is not finite on the text"):
+        export(
+            h2o, to="transformers", model=loaded, text=text, context=256, windows=14,
+            out=tmp_path / "out",
+        )  # fmt: skip
     file = tmp_path / "mine.jsonl"
     for bad in ((3,), range(14)):
         rows = [{"context": f"{i} lies there, " * 9 + "Z" * (i in bad), "question": "Where?",
@@ -178,7 +185,7 @@ def test_logits_that_are_not_finite_on_some_text_are_called_that(
     with pytest.raises(ModelError, match=said):
         search(loaded, prompts=file, budget_slots=60, out=tmp_path / "run")
     asked = items_of(loaded, "mine", read(file), "agnostic", lambda _: ids([1]))
-    for policy in (Policy(slots=40, rule=Attention()), Policy(slots=40, sinks=2)):
+    for policy in (h2o, Policy(slots=40, sinks=2)):
         with pytest.raises(KvsearchError, match="not finite on prompts of mine"):
             answers(Evaluator(loaded), policy, asked)
 

@@ -53,6 +53,20 @@ ZAMBA2: dict[str, Any] = dict(
     **MAMBA, num_hidden_layers=4, layers_block_type=["mamba", "hybrid"] * 2, mamba_ngroups=1,
     n_mamba_heads=8, mamba_headdim=8, chunk_size=8, num_mem_blocks=1, adapter_rank=4,
 )  # fmt: skip
+LLAMA4: dict[str, Any] = dict(
+    num_hidden_layers=4, head_dim=8, num_local_experts=2, num_experts_per_tok=1,
+    intermediate_size_mlp=48, attention_chunk_size=8, no_rope_layers=[1, 0, 1, 0],
+    layer_types=["chunked_attention", "full_attention"] * 2, experts_implementation="eager",
+)  # fmt: skip
+JAMBA: dict[str, Any] = dict(
+    **MAMBA, num_hidden_layers=4, attn_layer_offset=1, attn_layer_period=2, mamba_dt_rank=4,
+    expert_layer_offset=1, expert_layer_period=2, num_experts=2, num_experts_per_tok=1,
+    use_mamba_kernels=False, experts_implementation="eager",
+)  # fmt: skip
+BAMBA: dict[str, Any] = dict(
+    **MAMBA, num_hidden_layers=4, attn_layer_indices=[1, 3], mamba_n_heads=8, mamba_d_head=8,
+    mamba_n_groups=1, mamba_expand=2, mamba_chunk_size=8,
+)  # fmt: skip
 
 
 def scaled(kind: str, **more: Any) -> dict[str, Any]:
@@ -284,6 +298,26 @@ def test_linear_attention_keeps_its_own_cache_beside_or_between_policy_layers(fa
     assert deployed.bytes_resident == layout(window, deployed.shape).bytes_at(T)
 
 
+@pytest.mark.parametrize("family", ["jamba", "bamba", "llama4"])
+def test_what_follows_a_prompt_is_evaluated_as_it_is_decoded(family: str) -> None:
+    """Jamba begins its state anew in calls of several tokens, Bamba its positions in all.
+
+    The body of Llama 4 has another name than its class says.
+    """
+    model, policy = build(family), Policy(slots=14, sinks=2, trigger="prompt")
+    loaded = LoadedModel(model, None, shape_of(model.config), "", "", "", None, "float64", "cpu")
+    mine = Evaluator(loaded).quality(policy, IDS.numpy(), prompt=20, resident=False).nll
+    cache, parts = PolicyCache(policy, model), []
+    with torch.inference_mode():
+        for at in torch.arange(T)[None].split([20] + [1] * (T - 20), 1):
+            parts.append(model(IDS[:, at[0]], position_ids=at, past_key_values=cache).logits)
+    theirs = torch.cat(parts, 1).log_softmax(-1)[:, :-1].gather(-1, IDS[:, 1:, None])[..., 0]
+    np.testing.assert_allclose(mine, -theirs, atol=2e-5)  # the state is fp32
+    if family == "bamba":
+        with pytest.raises(ModelError, match="the next tokens, give position_ids from 20 on"):
+            logits(model, PolicyCache(policy, model), 20)
+
+
 LATENT: dict[str, Any] = dict(
     ONE_HEAD_EACH, q_lora_rank=16, kv_lora_rank=16, qk_rope_head_dim=8, qk_nope_head_dim=8,
     v_head_dim=8, first_k_dense_replace=2, n_routed_experts=4, n_group=1, topk_group=1,
@@ -300,6 +334,9 @@ OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3-next": ("Qwen3Next", DELTA),
     "falcon-h1": ("FalconH1", FALCON_H1),
     "zamba2": ("Zamba2", ZAMBA2),
+    "llama4": ("Llama4", LLAMA4),
+    "jamba": ("Jamba", JAMBA),
+    "bamba": ("Bamba", BAMBA),
     "gemma4 without windows": ("Gemma4", dict(GEMMA4, sliding_window=128)),
     "phi3 partial": ("Phi3", dict(partial_rotary_factor=0.5)),
     "mistral windowed": ("Mistral", dict(sliding_window=8)),
@@ -401,12 +438,32 @@ def test_angles_that_change_with_every_token_are_refused(family: str) -> None:
         lambda: logits(model, PolicyCache(policy, model)),
         lambda: logits(model, PolicyCache(policy, model), *[1] * 35),
     ):
-        with pytest.raises(ModelError, match="stay within 32 tokens"):
+        with pytest.raises(ModelError, match="stay within 31 tokens"):
             work()
-    under = IDS[:, :32]
-    cut = logits(model, PolicyCache(policy, model), *[1] * 31, ids=under)
+    under = IDS[:, :31]
+    cut = logits(model, PolicyCache(policy, model), *[1] * 30, ids=under)
+    with torch.inference_mode():
+        model(IDS)  # after a longer call angles are reset by fewer than 32 tokens only
     once = logits(model, PolicyCache(policy, model, packed=False), ids=under)
     assert (cut - once).abs().max() < 1e-9
+
+
+@pytest.mark.parametrize("family", ["llama longrope", "llama rope dynamic"])
+@pytest.mark.parametrize(("tokens", "start", "stride"), [(20, 13, 1), (16, 0, 3), (20, 12, 1)])
+def test_angles_go_by_positions(family: str, tokens: int, start: int, stride: int) -> None:
+    model = build(family)
+    at = torch.arange(tokens)[None] * stride + start
+    for policy in (Policy(), POLICIES[1]):
+        cache = PolicyCache(policy, model, native=torch.float64)
+        if start == 12 and family == "llama longrope":  # all within: nothing is refused
+            with torch.inference_mode():
+                found = model(IDS[:, :20], position_ids=at, past_key_values=cache).logits
+                want = model(IDS[:, :20], position_ids=at).logits
+            assert policy.evicts or (found - want).abs().max() < 1e-12
+            continue
+        with pytest.raises(ModelError, match="give position_ids that count the tokens") as caught:
+            model(IDS[:, :tokens], position_ids=at, past_key_values=cache)
+        assert "\n" not in str(caught.value) and ". " not in str(caught.value)
 
 
 class BeginsAnew(transformers.LlamaForCausalLM):  # type: ignore[misc]

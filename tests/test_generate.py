@@ -174,8 +174,9 @@ def test_calls_may_come_in_any_mode_of_torch(name: str, fp32: PreTrainedModel) -
         parts.append(fed(fp32, cache, 18, 24))
     weight.requires_grad_(False)
     assert torch.equal(torch.cat(parts, 1), want)
-    text = generate(fp32, torch.cat([PROMPT[:1], PROMPT[:1, :1]], 1), cache, 6)
-    assert torch.equal(text[:, 24:], greedy(fp32, PROMPT[:1, :1], plain, 6))
+    whole = torch.ones(1, 25, dtype=torch.long)
+    text = generate(fp32, PROMPT[:1, :1], cache, 6, attention_mask=whole)
+    assert torch.equal(text, greedy(fp32, PROMPT[:1, :1], plain, 6))
 
 
 @pytest.mark.parametrize("name", FEW)
@@ -466,11 +467,13 @@ def test_a_cache_of_another_model_is_noticed() -> None:
         assert torch.equal(generate(model, PROMPT, held), want)
 
 
-def test_rolling_back_is_refused(model: PreTrainedModel) -> None:
-    cache = PolicyCache(POLICIES["window re-indexed"], model)
+@pytest.mark.parametrize("policy", [POLICIES["window re-indexed"], Policy()])
+def test_rolling_back_is_refused(policy: Policy, model: PreTrainedModel) -> None:
+    """Also where nothing was evicted: the sentence claims nothing of that."""
+    cache = PolicyCache(policy, model)
     assert not cache.is_croppable
     repeats = PROMPT[:1, :4].repeat(1, 5)  # drafts from the prompt will be wrong
-    with pytest.raises(PolicyError, match="cannot be rolled back, as assisted generation asks"):
+    with pytest.raises(PolicyError, match="as assisted generation asks; generate without"):
         generate(model, repeats, cache, prompt_lookup_num_tokens=3)
     with pytest.raises(PolicyError, match="cannot be rolled back"):
         cache.crop(-1)

@@ -170,6 +170,11 @@ SCALED: dict[str, tuple[dict[str, Any], dict[str, Any], Any]] = {  # keys, tenso
         YARN | {"rope.scaling.yarn_beta_fast": 16.0, "rope.scaling.yarn_beta_slow": 2.0}, {},
         lambda: expected(MADE_YARN | dict(beta_fast=16.0, beta_slow=2.0)),
     ),
+    "cosines and sines": ({"rope.scaling.attn_factor": 1.5}, {}, lambda: (unscaled(), 1.5)),
+    "linear, cosines and sines": (
+        {"rope.scaling.factor": 4.0, "rope.scaling.attn_factor": 1.5}, {},
+        lambda: (unscaled() / 4, 1.5),
+    ),
     "longrope, short": (
         {"rope.scaling.original_context_length": 128, "rope.scaling.attn_factor": 1.2},
         {"rope_factors_short.weight": ANY, "rope_factors_long.weight": 2 * ANY},
@@ -215,6 +220,12 @@ def test_what_nothing_was_made_of_is_named(tmp_path: Path, monkeypatch: pytest.M
         (YARN | {"rope.scaling.yarn_ext_factor": 0.5}, {}, "by yarn and otherwise too"),
         ({"rope.scaling.type": "ntk"}, {}, "by 'ntk', which kvsearch does not know"),
         ({}, {"rope_factors_long.weight": ANY}, "has one of rope_factors_short"),
+        ({}, {"rope_freqs.weight": 0 * ANY}, "by zero or less"),
+        (
+            {"rope.scaling.factor": 4.0},
+            {"rope_factors_short.weight": ANY, "rope_factors_long.weight": ANY},
+            "by rope_factors_long.weight and rope.scaling.factor too",
+        ),
         ({}, {"rope_freqs.weight": ANY[:5]}, "angles of 5 channel pairs, and its model has 8"),
     ],
 )

@@ -1,5 +1,6 @@
 """Models in memory: what is evaluated, what is refused when given; tokens that a model lacks."""
 
+import tempfile
 import warnings
 from collections.abc import Callable
 from copy import deepcopy
@@ -7,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import accelerate
 import numpy as np
 import peft
 import pytest
@@ -81,6 +83,10 @@ EVALUATED: dict[str, Callable[[Any], Any]] = {
     ),
     "compiled layers": layers_compiled,
     "training": lambda m: m.train(),
+    "offloaded": lambda m: accelerate.cpu_offload(m, torch.device("cpu")),
+    "offloaded to disk": lambda m: accelerate.disk_offload(
+        m, tempfile.mkdtemp(), torch.device("cpu"), offload_buffers=True
+    ),
 }
 
 
@@ -100,6 +106,8 @@ def test_what_generates_is_evaluated_as_it_computes(kind: str, plain: Any) -> No
     changed = "LoRA" in kind or kind in ("IA3", "adaption prompt", "quantised")
     same = np.allclose(own, Evaluator(LoadedModel.of(plain, None)).quality(Policy(), IDS).nll)
     assert not (same and changed)
+    if kind.startswith("offloaded"):
+        assert same and loaded.digest == LoadedModel.of(plain, None).digest
     evicts = Evaluator(loaded).quality(SMALL, IDS).nll
     deployed, _ = stepwise(loaded, SMALL, IDS)
     assert np.abs(evicts - deployed).max() < (0.05 if rounded else 1e-4)
@@ -150,7 +158,7 @@ REFUSED: dict[str, tuple[Callable[[Any], Any], str]] = {
     "none": (lambda m: None, "load one with AutoModelForCausalLM"),
     "body": (lambda m: m.model, "LlamaModel does not generate text"),
     "encoder": (t5, "has an encoder and a decoder"),
-    "offloaded": (lambda m: m.to("meta"), "weights of the model are offloaded"),
+    "nowhere": (lambda m: m.to("meta"), "on the device .meta., so nowhere"),
     "mixed precision": (autocast, "its forward was replaced, as for mixed precision"),
     "no output layer": (
         lambda m: setattr(m, "get_output_embeddings", lambda: None) or m,

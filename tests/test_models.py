@@ -84,6 +84,7 @@ def test_a_wrong_name_gets_one_sentence(name, words):
         (lambda f: other_weights(f, "a.gguf", "b.gguf"), "give the path of one of a.gguf, b.gguf"),
         (lambda f: other_weights(f, "model.fp16.safetensors"), "it has model.fp16.safetensors, as"),
         (lambda f: other_weights(f, "pytorch_model.bf16.bin"), "it has pytorch_model.bf16.bin, as"),
+        (lambda f: other_weights(f, "model-00001-of-00002.safetensors"), "lacks the index that"),
         (lambda f: other_weights(f, "consolidated.safetensors"), "has consolidated weights"),
         (lambda f: below(f, "original"), "give the folder original in it"),
         (

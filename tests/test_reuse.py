@@ -120,8 +120,14 @@ def test_a_prompt_that_was_taken_in_is_named(name: str, model: PreTrainedModel) 
     other = PolicyCache(POLICIES[name], model)
     with torch.inference_mode():
         model(IDS[:, :30], past_key_values=other)
+    for ids in (IDS, IDS.flip(1)):  # transformers would give the rest, whichever the first were
+        assert "cannot compare this prompt" in said(lambda ids=ids: generate(model, ids, other))
     if not POLICIES[name].prompted:  # its prompt would be another one
-        assert torch.equal(generate(model, IDS, other), want)  # transformers gives the rest
+        rest = generate(model, IDS[:, 30:], other, attention_mask=torch.ones_like(IDS))
+        assert torch.equal(rest, want[:, 30:])
+        other.reset()
+        generate(model, IDS[:, :30], other, max_new_tokens=1)
+        assert torch.equal(generate(model, IDS, other), want)
 
 
 @pytest.mark.parametrize("name", FEW)
@@ -165,6 +171,22 @@ def test_a_conversation_goes_on_in_every_way(name: str, model: PreTrainedModel) 
         else:
             text = generate(model, text, cache)
         assert torch.equal(text, want)
+
+
+@pytest.mark.parametrize("name", FEW)
+def test_rows_that_beams_reorder_are_compared(name: str, model: PreTrainedModel) -> None:
+    cache = PolicyCache(POLICIES[name], model)
+    both = generate(model, ONE, cache, num_beams=2, num_return_sequences=2)
+    assert not torch.equal(both[:1], both[1:])
+    other = IDS[:, :38].roll(1, 0).repeat(1, 2)
+    sentence = said(lambda: generate(model, other, cache))
+    assert "is another one than the cache took in" in sentence
+    cache.reset()
+    generate(model, ONE, cache, max_new_tokens=1)
+    cache.batch_repeat_interleave(2)
+    assert "token 0 of this prompt" in said(lambda: generate(model, other, cache))
+    cache.batch_select_indices(torch.tensor([1]))
+    assert generate(model, torch.cat([ONE, ONE], 1), cache).shape[1] == 86
 
 
 @pytest.mark.parametrize("name", ["window", "prompt"])

@@ -42,6 +42,22 @@ class Given:
         self._due: int | None = None  # where the ids after a prompt begin, if nothing is added
         self._added = 0  # tokens that the model put before those that it was given
 
+    def select(self, rows: Tensor) -> None:
+        """Sequences of the cache are selected, repeated or in another order."""
+        if self._ids is not None:
+            self._ids = self._ids[rows.to(self._ids.device)]
+        if self._marks is not None:
+            self._marks = self._marks[rows.to(self._marks.device)]
+
+    @property
+    def _known(self) -> int:
+        """Tokens from the stream's first on that are known."""
+        found = 0
+        for x, start in ((self._marks, self._start), (self._ids, self._first)):
+            if x is not None and start <= found:
+                found = max(found, start + x.shape[1])
+        return found
+
     def begin(self) -> None:
         """`generate` begins."""
         self._pieces = 0
@@ -90,14 +106,30 @@ class Given:
             self._compare(given, first, seen, embed)
             if prompt and fed is not None and count <= seen:
                 raise ModelError(again(seen, 0, count))
+            if prompt and fed is not None and self._known < seen:
+                raise ModelError(
+                    f"the cache has seen {seen} tokens, not all of them from generate(), which so "
+                    "cannot compare this prompt with them: if it goes on with them, give the new "
+                    "tokens alone and an attention_mask for all, or take the first ones in with "
+                    f"generate(..., max_new_tokens=1); else {RESET}"
+                )
         self._begins = prompt and fed is None and seen > 0
         if fed is None and seen:  # a piece of a prompt
+            if embeds is None:
+                self._note(ids, first)
             return
         if embeds is not None:
             self._marks, self._start, self._ids = given, first, None
             return
         if prompt and not first:
             self._marks = None
+        self._note(ids, first)
+
+    def _note(self, ids: Tensor, first: int) -> None:
+        """Know ids from `first` of the stream on, and what is known before them."""
+        start, before = self._first, self._ids
+        if before is not None and start < first <= start + before.shape[1]:
+            ids, first = torch.cat([before[:, : first - start].to(ids), ids], 1), start
         self._ids, self._first = ids, first
 
     def _compare(

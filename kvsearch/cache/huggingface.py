@@ -32,6 +32,7 @@ from kvsearch.cache.wrappers import MARK, route
 from kvsearch.errors import ModelError, PolicyError
 from kvsearch.models.shape import (
     angle_switch,
+    body,
     entrance,
     policy_layers,
     require_wiring,
@@ -137,10 +138,12 @@ class PolicyLayer(CacheLayerMixin):
         self.reorder_cache(torch.arange(self.rows, device="cpu").repeat_interleave(repeats))
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Refused: what was evicted cannot be brought back."""
+        """Refused: tokens leave slots by the policy only, and what left cannot be brought back."""
         if tokens_to_remove:
-            what = "a policy cache cannot be rolled back, as assisted generation asks: "
-            raise PolicyError(f"{what}evicted tokens are gone")
+            raise PolicyError(
+                "a policy cache cannot be rolled back, as assisted generation asks; generate "
+                "without assistant_model, prompt_lookup_num_tokens and assistant_early_exit"
+            )
 
 
 class PolicyCache(Cache):
@@ -251,13 +254,19 @@ class PolicyCache(Cache):
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Select batch rows (beam search)."""
-        self.given.forget()
+        self.given.select(beam_idx)
         super().reorder_cache(beam_idx)
 
     def batch_select_indices(self, indices: Tensor) -> None:
         """Select batch rows."""
-        self.given.forget()
+        self.given.select(indices)
         super().batch_select_indices(indices)
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Repeat every batch row."""
+        rows = next(x.rows for x in attending(self.layers) if isinstance(x, PolicyLayer))
+        self.given.select(torch.arange(rows, device="cpu").repeat_interleave(repeats))
+        super().batch_repeat_interleave(repeats)
 
     @property
     def _is_user_defined(self) -> bool:
@@ -368,7 +377,7 @@ def _record(model: PreTrainedModel, positions: list[int] | None = None) -> list[
     at = {} if positions is None else {"position_ids": torch.tensor(positions).view(-1, 1).to(ids)}
     with torch.no_grad():
         try:
-            model.base_model(input_ids=ids, past_key_values=cache, use_cache=True, **at)
+            body(model)(input_ids=ids, past_key_values=cache, use_cache=True, **at)
         except ModelError:
             raise
         except (AttributeError, TypeError, ValueError) as e:

@@ -21,6 +21,7 @@ from kvsearch.cache.head_group import HeadGroup
 from kvsearch.cache.layer import Layer
 from kvsearch.errors import PolicyError
 from kvsearch.models.load import max_context
+from kvsearch.models.shape import body
 from kvsearch.policy import Policy
 from kvsearch.rules import Reread
 from kvsearch.rules.reread import RereadScorer
@@ -219,7 +220,7 @@ def rereading(policy: Policy, model: PreTrainedModel, tokenizer: Any) -> Rereadi
     if rule is None or not (policy.rereads or policy.budgets.across == "model"):
         return None
     if model not in _watched:
-        model.base_model.register_forward_hook(_after, with_kwargs=True)
+        body(model).register_forward_hook(_after, with_kwargs=True)
         _watched[model] = None
     if not isinstance(rule, Reread):
         return Rereading(None, (), (), ())

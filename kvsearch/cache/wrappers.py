@@ -250,13 +250,24 @@ def _compare(layer: Attending, query: Tensor, ids: Tensor | None) -> None:
     """Compare positions `[B or 1, M]`, where the model hands them over, with what was seen."""
     held, m, seen = layer.held, query.shape[2], layer.held.seen
     cheap = m > 1 or query.device.type == "cpu"  # one look costs a GPU a wait
-    if ids is None or ids.dim() != 2 or not cheap or not (seen or held.reindex):
+    if ids is None or ids.dim() != 2 or not cheap or not (seen or held.reindex or layer.switch):
         return
     if _looked_at(layer, ids):
         return
     first = int(ids[:, 0].min())
     if first < seen:
-        raise ModelError(again(seen, first, m))
+        raise ModelError(
+            f"by its positions {again(seen, first, m)}; and if these are the next tokens, give "
+            f"position_ids from {seen} on"
+        )
+    if layer.switch is not None and (last := int(ids.max()) + 1) != seen + m:
+        kind, most = layer.switch
+        if max(last, seen + m) > most:
+            raise ModelError(
+                f"the model turns its keys by other angles after position {most - 1} (rope type "
+                f"{kind!r}), and positions of this call end at {last - 1}, those of its tokens at "
+                f"{seen + m - 1}; give position_ids that count the tokens, or none"
+            )
     if held.reindex:
         want = torch.arange(seen, seen + m, device=ids.device)
         if not bool((ids == want).all()):

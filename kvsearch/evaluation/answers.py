@@ -18,12 +18,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from kvsearch.cache.huggingface import PolicyCache
-from kvsearch.errors import KvsearchError, OutOfMemory, PolicyError, lacks_memory
+from kvsearch.errors import OutOfMemory, PolicyError, lacks_memory
 from kvsearch.evaluation.measurement import Answered
 from kvsearch.evaluation.quality import Evaluator, check_finite
-from kvsearch.evaluation.replay import deployed
+from kvsearch.evaluation.replay import deployed, finite
 from kvsearch.models.disk_cache import remembered
-from kvsearch.models.head import NOT_FINITE
 from kvsearch.models.load import LoadedModel
 from kvsearch.policy import Policy
 from kvsearch.workloads.encode import Greedy
@@ -110,19 +109,13 @@ def answers(
     for item in asked.items:
         replay.weighs = resident and item is heaviest
         try:
-            with torch.inference_mode():
+            with torch.inference_mode(), finite(policy, f"prompts of {asked.name}"):
                 for row, said in replay.of(item):
                     if full is not None:
                         there = full[len(rows)]
                         kl.append(float((there.exp() * (there - said)).sum(-1).double().mean()))
                     log += [said] if keep else []
                     rows.append(row)
-        except ZeroDivisionError as e:  # of a loop over sums of attention
-            name = policy.name or policy.fingerprint()
-            raise KvsearchError(
-                f"policy {name} met attention that is not finite on prompts of {asked.name}: "
-                f"{NOT_FINITE}"
-            ) from e
         except (RuntimeError, MemoryError) as e:
             if not lacks_memory(e):
                 raise

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from kvsearch.cache.huggingface import PolicyCache
+from kvsearch.evaluation.replay import finite
 from kvsearch.models.head import Head
 from kvsearch.models.load import LoadedModel
 from kvsearch.models.shape import decoder_layers
@@ -65,7 +66,7 @@ class Divergence:
         """Last hidden states `[W, T, hidden]` under `policy`, from its first layer that differs."""
         same = same if len(self._given) == len(self._layers) else 0
         cache = self._cache(policy)
-        with _repeating(self._layers[:same], self._given):
+        with _repeating(self._layers[:same], self._given), finite(policy, "the text"):
             return self._hidden(cache, same)
 
     def _cache(self, policy: Policy) -> PolicyCache:

@@ -1,6 +1,7 @@
 """A policy's forward passes over windows of text."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any
 
@@ -10,11 +11,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from kvsearch.cache.huggingface import PolicyCache
-from kvsearch.errors import OutOfMemory, lacks_memory
+from kvsearch.errors import KvsearchError, OutOfMemory, lacks_memory
 from kvsearch.evaluation.batches import Batches
 from kvsearch.evaluation.fed import Fed, feed, flags
 from kvsearch.evaluation.measurement import Anchored
-from kvsearch.models.head import Head
+from kvsearch.models.head import NOT_FINITE, Head
 from kvsearch.models.load import LoadedModel
 from kvsearch.models.shape import angle_switch, require_angles
 from kvsearch.policy import Policy, check, layout
@@ -63,12 +64,13 @@ class Replay:
 
         Raises:
             OutOfMemory: the device has no room for the cache and activations.
+            KvsearchError: attention is not finite.
         """
         parts, done, (count, tokens) = list[Tensor](), 0, self._windows.shape
         while done < count:
             mine = self._windows[done : done + self._batches.size(count - done, tokens)]
             before = self.spent
-            with torch.inference_mode():
+            with torch.inference_mode(), finite(self.policy, "the text"):
                 part = self._try_pass(mine)
             if part is None:
                 continue  # with fewer windows
@@ -148,3 +150,20 @@ class Replay:
 def deployed(loaded: LoadedModel, policy: Policy, **options: Any) -> PolicyCache:
     """The cache of a loaded model, whose tokenizer says which tokens are anchors."""
     return PolicyCache(policy, loaded.model, tokenizer=loaded.tokenizer, **options)
+
+
+@contextmanager
+def finite(policy: Policy, of: str) -> Iterator[None]:
+    """Say that attention is not finite, where a loop over sums of it finds that out.
+
+    Args:
+        policy: what is replayed.
+        of: what is read.
+    """
+    try:
+        yield
+    except ZeroDivisionError as error:
+        name = policy.name or policy.fingerprint()
+        raise KvsearchError(
+            f"policy {name} met attention that is not finite on {of}: {NOT_FINITE}"
+        ) from error

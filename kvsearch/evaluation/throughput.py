@@ -18,6 +18,7 @@ from kvsearch.cache.huggingface import PolicyCache, full_cache
 from kvsearch.errors import ModelError, TextError
 from kvsearch.evaluation.fed import feed
 from kvsearch.models.load import LoadedModel
+from kvsearch.models.shape import body
 from kvsearch.policy import Policy, layout
 from kvsearch.records import Throughput
 
@@ -81,7 +82,7 @@ def measure(
     replays = cuda_graphs(loaded.model) if graphs else nullcontext(Decoded())
     with torch.inference_mode(), replays as decoded:
         for cache in (mine, full):
-            loaded.model.base_model(x[:, :context], past_key_values=cache, use_cache=True)
+            body(loaded.model)(x[:, :context], past_key_values=cache, use_cache=True)
         for cache in (mine, full):
             _decode(loaded, cache, x[:, context : context + first])
         for pair in range(pairs):

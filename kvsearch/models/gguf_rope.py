@@ -71,6 +71,8 @@ def _found(header: Header, cfg: Any, rope: dict[str, Any]) -> dict[str, Any] | N
     freqs, short, long = (header.vector(x) for x in (_FREQS, _SHORT, _LONG))
     if kind not in ("none", "linear", "yarn", "longrope"):
         raise ModelError(f"{path} scales rotary angles by {kind!r}, which kvsearch does not know")
+    if factor <= 0 or any(x is not None and not (x > 0).all() for x in (freqs, short, long)):
+        raise ModelError(f"{path} scales rotary angles by zero or less; fetch it again")
     if kind == "yarn":
         if freqs is not None or own.get("rope.scaling.yarn_ext_factor", 1.0) != 1.0:
             raise ModelError(
@@ -88,12 +90,17 @@ def _found(header: Header, cfg: Any, rope: dict[str, Any]) -> dict[str, Any] | N
         return found
     if (short is None) != (long is None):
         raise ModelError(f"{path} has one of {_SHORT} and {_LONG} only; fetch it again")
-    if short is None or long is None:
-        if freqs is None:
-            return dict(rope_type="linear", factor=factor) if factor != 1.0 else None
-        short = long = freqs * factor
-        attention = attention or 1.0
     pairs = _pairs(cfg, rope)
+    if short is None or long is None:
+        if freqs is None and attention in (None, 1.0):
+            return dict(rope_type="linear", factor=factor) if factor != 1.0 else None
+        short = long = (np.ones(pairs, np.float32) if freqs is None else freqs) * factor
+        attention = attention or 1.0
+    elif factor != 1.0:
+        raise ModelError(
+            f"{path} scales rotary angles by {_LONG} and rope.scaling.factor too, which "
+            "transformers does not know; load the model it was made of"
+        )
     if not len(short) == len(long) == pairs:
         raise ModelError(
             f"{path} scales the angles of {len(short)} channel pairs, and its model has {pairs}"

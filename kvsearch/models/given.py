@@ -5,6 +5,8 @@ It has no name, so the identity is a hash of its weights.
 
 import hashlib
 import sys
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,6 +15,7 @@ from transformers import PreTrainedModel
 
 from kvsearch.errors import ModelError, lacks_memory, quoted
 from kvsearch.models.read import brief
+from kvsearch.models.shape import entrance, hooks
 from kvsearch.models.vocabulary import rows
 
 MEMORY = "memory:"  # how such a digest begins
@@ -87,7 +90,7 @@ def _without_peft(model: Any) -> Any:
                 "with a plain LoRA adapter"
             )
     inner = model.base_model.model
-    device = next(inner.parameters()).device
+    device = entrance(inner)
     if device.type == "meta":
         return inner  # which `digest` refuses
     ids = torch.arange(PROBE, device=device)[None] % rows(inner)
@@ -136,23 +139,37 @@ def digest(model: Any) -> str:
     Of a tensor with more than `WHOLE` numbers, `SAMPLES` spread over it count.
 
     Raises:
-        ModelError: weights are offloaded, so not in memory, or of a kind that cannot be read.
+        ModelError: weights are nowhere, or of a kind that cannot be read.
     """
-    if any(p.is_meta for p in model.parameters()):
-        raise ModelError(
-            "weights of the model are offloaded; load it without offloading, as with "
-            "device_map=None or on more devices"
-        )
+    away = _offloaded(model)
     state = hashlib.sha256()
     for name, held in sorted(model.state_dict().items()):
+        if getattr(held, "is_meta", False) and name not in away:
+            raise ModelError(
+                f"the weights {name} of the model are on the device 'meta', so nowhere; load it "
+                "with from_pretrained"
+            )
         try:
-            _add(state, name, held)
+            _add(state, name, away[name]() if name in away else held)
         except (RuntimeError, TypeError, NotImplementedError, AssertionError) as error:
             raise ModelError(
                 f"the weights {name} of type {type(held).__name__} cannot be read "
                 f"({brief(error)}); load the model without sharding or quantisation"
             ) from error
     return MEMORY + state.hexdigest()
+
+
+def _offloaded(model: Any) -> dict[str, Callable[[], torch.Tensor]]:
+    """How to read each weight that accelerate has moved away from a model."""
+    found = dict[str, Callable[[], torch.Tensor]]()
+    for prefix, module in model.named_modules():
+        for hook in hooks(module):
+            if (weights := getattr(hook, "weights_map", None)) is None:
+                continue
+            for name, x in module.named_parameters(recurse=False):
+                if x.is_meta:
+                    found[f"{prefix}.{name}"] = partial(weights.__getitem__, name)
+    return found
 
 
 def _add(state: Any, name: str, held: Any) -> None:

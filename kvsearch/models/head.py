@@ -1,8 +1,10 @@
 """The model's own logits, taken in slices, so that long windows need no `T x vocabulary` tensor."""
 
+import inspect
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -11,6 +13,7 @@ from torch.nn.functional import cross_entropy
 
 from kvsearch.errors import ModelError, lacks_memory
 from kvsearch.models.read import brief
+from kvsearch.models.shape import body, entrance
 
 ROWS = 128  # tokens whose logits are held at once; glibc keeps freed memory of up to 32 MB
 LOW = -1e30  # logit of a token that is never predicted; finite, for differences of logits
@@ -27,6 +30,12 @@ NOT_FINITE = (
     "the model's logits are not finite: its weights are damaged, or too large for this dtype "
     "(--dtype float32 holds the most)"
 )
+
+
+def _states(cache: Any) -> list[Tensor]:
+    """What linear attention holds in a cache."""
+    held = (x for layer in cache.layers for x in getattr(layer, "recurrent_states", {}).values())
+    return [x for x in held if x is not None]
 
 
 class Head:
@@ -46,13 +55,14 @@ class Head:
 
     def __init__(self, model: Any, silent: int | None = None) -> None:
         self.silent: int | None = None
-        self.model, self.body, self.out = model, model.base_model, model.get_output_embeddings()
+        self.model, self.body, self.out = model, body(model), model.get_output_embeddings()
         if self.out is None or self.body is model:
             raise ModelError(
                 f"{type(model).__name__} has no body and output layer apart from each other; load "
                 "a causal language model with AutoModelForCausalLM"
             )
         cfg = model.config.get_text_config(decoder=True)
+        self._rope = getattr(cfg, "rope_parameters", None)
         self.cap = getattr(cfg, "final_logit_softcapping", None)
         self.factor = float(getattr(cfg, "logit_scale", None) or 1.0)
         self.factor /= float(getattr(cfg, "logits_scaling", None) or 1.0)
@@ -62,7 +72,7 @@ class Head:
 
     def _verify(self) -> int:
         """The slices must equal the model's own logits; a family with another head is refused."""
-        name, device = type(self.model).__name__, next(self.model.parameters()).device
+        name, device = type(self.model).__name__, entrance(self.model)
         ids = torch.arange(4, device=device)[None]
         try:
             with torch.inference_mode(), _eagerly():
@@ -93,10 +103,37 @@ class Head:
 
     def hidden(self, ids: Tensor, cache: Any) -> Tensor:
         """Last hidden states `[B, T, hidden]` of tokens `[B, T]` that a cache takes in."""
-        with _eagerly():
-            out = self.body(ids, past_key_values=cache, use_cache=True)
-        result: Tensor = out.last_hidden_state
-        return result
+        found = list[Tensor]()
+        goes_on = ids.shape[1] > 1 and len(_states(cache)) > 0
+        for part in ids.split(1 if goes_on and self._restarts else ids.shape[1], 1):
+            at, seen = {}, cache.get_seq_length()
+            if seen and self._turns:
+                places = torch.arange(seen, seen + part.shape[1], device=ids.device)
+                at["position_ids"] = places[None]
+            with _eagerly():
+                out = self.body(part, past_key_values=cache, use_cache=True, **at)
+            found.append(out.last_hidden_state)
+        return torch.cat(found, 1) if len(found) > 1 else found[0]
+
+    @cached_property
+    def _turns(self) -> bool:
+        """Whether the model turns keys by positions that it takes; Bamba's own start at zero."""
+        asked = inspect.signature(self.body.forward).parameters
+        return self._rope is not None and "position_ids" in asked
+
+    @cached_property
+    def _restarts(self) -> bool:
+        """Whether calls of several tokens begin linear attention anew, as those of Jamba do.
+
+        Such a model goes on from its state with single tokens only, as when it decodes.
+        """
+        ids = torch.arange(3, device=entrance(self.model))[None]
+        with torch.inference_mode(), _eagerly():
+            cache = self.body(ids[:, :1], use_cache=True).past_key_values
+            for x in _states(cache):
+                x.fill_(torch.nan)  # whatever reads it is no number
+            out = self.body(ids[:, 1:], past_key_values=cache, use_cache=True)
+        return bool(out.last_hidden_state.isfinite().all())
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits `[B, T, vocabulary]` in fp32."""

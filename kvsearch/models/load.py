@@ -20,7 +20,7 @@ from kvsearch.models.head import Head
 from kvsearch.models.locate import locate
 from kvsearch.models.memory import ELSEWHERE, require_memory
 from kvsearch.models.read import brief, configuration, read
-from kvsearch.models.shape import shape_of, text_config
+from kvsearch.models.shape import entrance, shape_of, text_config
 from kvsearch.models.spread import spread
 from kvsearch.models.vocabulary import misfit
 from kvsearch.models.weights import digest, parameters, weight_files
@@ -81,13 +81,13 @@ class LoadedModel:
 
         Args:
             model: a causal language model, on any device and in any dtype; with adapters of PEFT
-                in its layers, such as LoRA, and dynamically quantised, too. What `torch.compile`
-                and `DataParallel` return is evaluated as the model inside it.
+                in its layers, such as LoRA, dynamically quantised, offloaded by accelerate, too.
+                What `torch.compile` and `DataParallel` return is evaluated as the model inside it.
             tokenizer: its tokenizer.
             name: for records.
 
         Raises:
-            ModelError: it is none that policies can be run on, or its weights are not in memory.
+            ModelError: it is none that policies can be run on, or it has no weights.
         """
         model = given.unwrapped(model)
         shape, digest = shape_of(model.config), given.digest(model)
@@ -104,7 +104,7 @@ class LoadedModel:
             digest=digest,
             revision=None,
             dtype=str(first.dtype).removeprefix("torch."),
-            device=str(first.device),
+            device=str(entrance(model)),
         )
 
     @property

@@ -147,12 +147,17 @@ def unwrapped(model: Any) -> Any:
 def entrance(model: Any) -> torch.device:
     """The device that tokens go to; of an offloaded model where accelerate computes."""
     for module in (model.get_input_embeddings(), model):
-        hook = getattr(module, "_hf_hook", None)
-        for one in getattr(hook, "hooks", [hook]):  # accelerate's SequentialHook has several
+        for one in hooks(module):
             if (device := getattr(one, "execution_device", None)) is not None:
                 return torch.device(device)
     found: torch.device = model.device
     return found
+
+
+def hooks(module: nn.Module) -> list[Any]:
+    """What accelerate has hung on a module, which moves weights and inputs."""
+    hook = getattr(module, "_hf_hook", None)
+    return list(getattr(hook, "hooks", [hook]))  # its SequentialHook has several
 
 
 def require_wiring(model: Any, calls: Sequence[Sequence[Sequence[Tensor]]]) -> None:
@@ -183,6 +188,12 @@ def require_wiring(model: Any, calls: Sequence[Sequence[Sequence[Tensor]]]) -> N
             )
 
 
+def body(model: Any) -> Any:
+    """What gives a model's hidden states; the model itself where nothing apart from it does."""
+    found = model.base_model
+    return getattr(model, "model", model) if found is model else found  # Llama4ForCausalLM's
+
+
 def decoder_layers(model: Any) -> list[nn.Module]:
     """The decoder layers: the first list of as many modules as the model says it has layers."""
     count = text_config(model.config).num_hidden_layers
@@ -200,8 +211,8 @@ def angle_switch(config: Any) -> tuple[str, int] | None:
     found = []
     for part in [x for x in rope.values() if isinstance(x, dict)] or [rope]:
         kind = part.get("rope_type", "default")
-        if "dynamic" in kind:
-            found.append((kind, cfg.max_position_embeddings))
+        if "dynamic" in kind:  # at all positions a model keeps the angles of a longer call before
+            found.append((kind, cfg.max_position_embeddings - 1))
         elif kind == "longrope" and any(
             part.get(f"short_{x}") != part.get(f"long_{x}") for x in ("factor", "mscale")
         ):
@@ -230,7 +241,7 @@ def require_angles(switch: tuple[str, int] | None, seen: int, tokens: int) -> No
             f"tokens, or give an empty cache more than {most} in its first call, as after reset()"
         )
     raise ModelError(
-        f"the model's rotary angles change with every token after {most} (rope type {kind!r}), "
+        f"the model's rotary angles may change with every token after {most} (rope type {kind!r}), "
         f"and keys that a cache holds keep theirs; stay within {most} tokens"
     )
 

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import math
+import re
 from collections.abc import Sequence
 from io import BufferedReader
 from pathlib import Path
@@ -14,6 +15,7 @@ from kvsearch.errors import ModelError
 from kvsearch.models.gguf_header import read_header
 
 WHOLE = 4 << 30  # bytes up to which a digest reads everything: 6 s at 0.6 GB/s
+_SHARD = re.compile(r"-\d+-of-\d+\.")
 _BLOCKS, _BLOCK = 256, 64 << 10
 
 
@@ -58,6 +60,11 @@ def instead(names: Sequence[str], folders: Sequence[str] = ()) -> str:
         return f"; it has GGUF files: give the path of one of {', '.join(ggufs)}"
     own = ("consolidated", "adapter_model", "optimizer", "training_args")
     other = [n for n in names if n.endswith((".safetensors", ".bin")) and not n.startswith(own)]
+    if any(_SHARD.search(name) for name in other):
+        return (
+            f"; it has {other[0]}, a part of several, and lacks the index that names them "
+            "(model.safetensors.index.json): fetch the model again"
+        )
     if other:
         return (
             f"; it has {', '.join(other)}, as of a variant, and transformers looks for "

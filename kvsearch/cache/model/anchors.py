@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from kvsearch.errors import PolicyError
+from kvsearch.models.shape import body
 from kvsearch.policy import Anchors, Policy
 from kvsearch.policy.anchors import NEW
 from kvsearch.policy.sequences import Flags
@@ -124,7 +125,7 @@ _enlarged: WeakKeyDictionary[PreTrainedModel, "_NewTokens"] = WeakKeyDictionary(
 def watch(model: PreTrainedModel) -> None:
     """Let the stream of every cache that `model` is called with see the ids of the call."""
     if model not in _watched:
-        model.base_model.register_forward_pre_hook(_tell, with_kwargs=True)
+        body(model).register_forward_pre_hook(_tell, with_kwargs=True)
         _watched[model] = None
 
 

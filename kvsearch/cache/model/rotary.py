@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from kvsearch.errors import ModelError
-from kvsearch.models.shape import policy_layers, rotary_candidates, text_config
+from kvsearch.models.shape import body, policy_layers, rotary_candidates, text_config
 from kvsearch_kernels.rotary import turned
 
 
@@ -135,10 +135,10 @@ def _find(model: PreTrainedModel, seen: Seen, what: str, instead: str) -> list[T
     kind = text_config(model.config).model_type
     layers = policy_layers(model.config)
     options = rotary_candidates(model)
-    if "position_ids" not in inspect.signature(model.base_model.forward).parameters:
+    if "position_ids" not in inspect.signature(body(model).forward).parameters:
         raise ModelError(
             f"{what} needs a model that can be shown positions, and the forward function of "
-            f"{type(model.base_model).__name__} takes no position_ids; {instead}"
+            f"{type(body(model)).__name__} takes no position_ids; {instead}"
         )
     found = [options for _ in layers]
     reach = getattr(text_config(model.config), "max_position_embeddings", None) or 0
