@@ -380,7 +380,7 @@ class Summary:
     @property
     def mixed(self) -> bool:
         """Whether they were measured on windows of a text and on prompts."""
-        return bool(self.settings.get("workloads"))
+        return "text" in self.settings.get("workloads", {})
 
     def row(self, name: str) -> Row:
         """The row called `name`."""

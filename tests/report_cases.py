@@ -11,7 +11,13 @@ from kvsearch.records import Interval, Recheck, Row, Summary, Throughput, Trial
 from kvsearch.rules import Attention
 
 SHAPE = ModelShape(layers=30, kv_heads=3, head_dim=64, heads=9)
-IMAGES = {"pareto": "wide", "pareto_narrow": "narrow", "slots": None, "needles": None}
+IMAGES = {
+    "pareto": "wide",
+    "pareto_narrow": "narrow",
+    "slots": None,
+    "needles": None,
+    "tradeoff": None,
+}
 CONTEXT, TOKENS, FULL_NLL = 2048, 14_336, 2.79
 K4 = (Tier(key_bits=4, value_bits=4),)
 HALVES = (

@@ -12,6 +12,7 @@ from kvsearch.errors import KvsearchError, RunError
 from kvsearch.frozen import MOST
 from kvsearch.policy import ModelShape
 from kvsearch.policy_search.run_files import SCHEMA, read_as
+from kvsearch.workloads.parts import TEXT
 
 Count = Annotated[int, Field(ge=1, le=MOST)]
 
@@ -76,7 +77,8 @@ class Settings(_Record):
         score_from: first scored position.
         report_windows: for every row.
         headline_windows: for the headline, if there are more.
-        workloads: weights, where windows of a text and prompts were measured.
+        workloads: weights, where windows of a text and prompts were measured, or where they were
+            given.
         left_out: workloads that had no use, and why.
     """
 
@@ -113,6 +115,10 @@ class Study(_Record):
         if "options" not in self.model_fields_set:
             known = {"budget_slots": s.budget_slots, "context": s.context}
             known |= {"score_from": s.score_from, "report_windows": s.report_windows}
+        if not s.workloads and "see" not in recorded:  # an older run does not say so
+            known = {"text_only": True, **known}
+        elif not s.workloads and ("text" in known or "dataset" in known):
+            known = {"weight": [f"{TEXT}=0"], **known}
         return RunConfig.read({**known, **recorded})
 
     @property

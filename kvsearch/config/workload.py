@@ -8,7 +8,7 @@ from os import PathLike
 from pathlib import Path
 
 from kvsearch.config.checks import at_least, one_of, paths, several, texts
-from kvsearch.config.option import ALWAYS, CHANGED, Config, Given, again, option, ordered, part
+from kvsearch.config.option import ALWAYS, Config, Given, again, option, ordered, part
 from kvsearch.errors import KvsearchError, TextError, quoted
 from kvsearch.text import TextLike
 from kvsearch.workloads import LEAST_TOKENS, SEES, See, TaskSpec, expanded, parse
@@ -177,7 +177,6 @@ class WorkloadConfig(PromptsConfig, DatasetConfig):
         False,
         "measure policies on the text alone, and not also on facts that are hidden in it and asked "
         "for later",
-        recorded=CHANGED,
     )
     windows: int | None = _text(
         None,
@@ -211,7 +210,7 @@ class WorkloadConfig(PromptsConfig, DatasetConfig):
         (),
         "how much a workload counts, such as text=2 or facts=0.5: `text`, `facts`, a task, or the "
         "name of a file of prompts; repeatable [default: 1 each]",
-        several, check=_weights, metavar="NAME=W", group="Measurement", recorded=CHANGED,
+        several, check=_weights, metavar="NAME=W", group="Measurement",
     )  # fmt: skip
 
     def check(self) -> None:

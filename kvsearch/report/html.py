@@ -42,7 +42,8 @@ def draw_images(
     """The page's pictures by name, each wide and for phones; None where there is nothing to show.
 
     `pareto` is an `<svg>` element, whose marks are links to rows of the table; the slot map of the
-    recommended policy and the map of needles are addresses with PNG data in them.
+    recommended policy, that of text against questions and the map of needles are addresses with PNG
+    data in them.
 
     Args:
         summary: what a run leaves behind.
@@ -53,8 +54,9 @@ def draw_images(
     from kvsearch.report.needles import draw_needles, needle_map
     from kvsearch.report.pareto_figure import draw
     from kvsearch.report.slotmap_png import draw_slots
+    from kvsearch.report.tradeoff import draw_tradeoff, tradeoff
 
-    policy, found = _mapped(summary), needle_map(summary)
+    policy, found, both = _mapped(summary), needle_map(summary), tradeoff(summary)
     slots = None if policy is None else slot_map(policy, shape, summary.settings["context"])
     images: dict[str, str | None] = {
         "pareto": _linked(svg(wide, "pareto")),
@@ -63,7 +65,9 @@ def draw_images(
     for end, narrow in (("", False), ("_narrow", True)):
         slot_image = None if slots is None else _data(draw_slots(slots, narrow=narrow))
         needle_image = None if found is None else _data(draw_needles(found, narrow=narrow))
+        both_image = _data(draw_tradeoff(both, narrow=narrow)) if both else None
         images |= {f"slots{end}": slot_image, f"needles{end}": needle_image}
+        images |= {f"tradeoff{end}": both_image}
     return images
 
 

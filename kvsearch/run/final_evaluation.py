@@ -6,11 +6,13 @@ frozen, and everything is measured once on a third text.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import itemgetter
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvsearch.errors import PolicyError
+from kvsearch.evaluation.measurement import Measurement
 from kvsearch.files import write_atomic
 from kvsearch.knobs import Setting, build
 from kvsearch.pareto import nondominated
@@ -32,6 +34,7 @@ FINALISTS = 4  # policies that are measured again on the select text
 OPPONENTS: dict[Kind, int] = {"method": 3, "combined": 3, "earlier": 1, "searched": 1}
 FRONT = 6  # members of the search front that go to the report
 SMALLER, LARGER = (0.25, 0.375, 0.5), (2.0, 3.0)  # other sizes, as shares of the budget
+NEAR = 0.003  # of losses that nobody could tell apart; where workloads take turns, who is even
 CHOICE = 0.25  # share of the search's tokens that the selection may cost; one pass at least
 
 
@@ -112,17 +115,35 @@ class FinalEvaluation:
         """Measure the best few within the budget on the select text; the best on both texts.
 
         That a policy is among the few is partly chance on the search text, but the same chance for
-        all of them: losses there are as good evidence of their order as on as much other text.
+        all of them: losses there are as good evidence of their order as on as much other text. Of
+        policies whose losses nobody could tell apart, it is the one that is nowhere far behind.
         """
         best = sorted(self._within(trials), key=lambda t: t.nll or 0.0)[:FINALISTS]
         policies = [t.policy for t in best]
         failures = self._measure(self.select, "selection on other text", policies, resident=False)
+        parts = ("search", self.select)
         scores = {
-            t.name: self._loss(("search", self.select), t.fingerprint)
+            t.fingerprint: self._loss(parts, t.fingerprint)
             for t in best
             if t.fingerprint not in failures
         }
-        return min(scores, key=lambda n: scores[n], default=None)
+        near = [key for key, loss in scores.items() if loss <= min(scores.values()) + NEAR]
+        chosen = min(self._furthest_behind(parts, near).items(), key=itemgetter(1), default=None)
+        return next((t.name for t in best if chosen and t.fingerprint == chosen[0]), None)
+
+    def _furthest_behind(self, parts: tuple[str, ...], keys: list[str]) -> dict[str, float]:
+        """How far each policy is behind the best of these on the workload where it is furthest.
+
+        Where there is one workload that is the loss over the best of them.
+        """
+        means: dict[str, dict[str, float]] = {}
+        for key in keys:
+            found = Measurement.joined([self.folder.load_nll(part, key) for part in parts])
+            nll = found.nll[:, self.score_from - 1 :].mean(1, dtype=np.float64)
+            of = np.array(found.strata or [""] * len(nll))
+            means[key] = {name: float(nll[of == name].mean()) for name in dict.fromkeys(of)}
+        least = {w: min(m[w] for m in means.values()) for m in means.values() for w in m}
+        return {key: max(m[w] - least[w] for w in m) for key, m in means.items()}
 
     def _front(self, trials: list[Trial]) -> list[str]:
         """Names on the front of the search within the budget, least loss first."""

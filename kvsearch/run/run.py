@@ -66,9 +66,7 @@ class Run:
         for name in options.exclude_method:
             find(name)
         known = (
-            load_portfolio(options.portfolio, prompted=not options.windowed)
-            if options.warm_start
-            else {}
+            load_portfolio(options.portfolio, prompted=options.asked) if options.warm_start else {}
         )
         evaluators.require(options)
         records = workloads.records(options)
@@ -93,6 +91,7 @@ class Run:
             elif not prompts.worths["search"]:  # from here on it is a run on the text
                 alone = replace(options, tasks=(), prompts=(), text_only=True)
                 self.options = options = alone
+                known = load_portfolio(options.portfolio) if options.warm_start else {}
         at("window", self.setting)  # raises if the budget is too small for it
         if not options.all_methods and options.target is None:
             exclude = tuple(dict.fromkeys((*options.exclude_method, *SELDOM)))

@@ -280,7 +280,8 @@ def joined(
     select = "select1" if text is None else f"select{len(made['select'])}"
     parts: dict[str, Part] = {(select if k == "select" else k): v for k, v in made.items()}
     if text is None:
-        return inputs.MeasuredOn(about, parts, each, select, (), left_out=prompts.left_out)
+        told = weights if options.weight else {}
+        return inputs.MeasuredOn(about, parts, each, select, (), told, prompts.left_out)
     for name, part in text.parts.items():  # further texts, in the same unit
         if name.startswith("extra"):
             scales = (1 / rise[TEXT],) * len(part)
