@@ -144,15 +144,16 @@ def _kept(row: Row, full: Row) -> str:
     said = list[str]()
     if (read := row.text) is not None and read.dnll is not None:
         said.append(_change(read.dnll, "the full cache", True))
-    whole = {k.workload: k for k in full.asked}
+    by_name = {k.workload: k for k in full.asked}
     for k in row.asked:
         assert k.exact is not None, "where something is asked"
-        its = whole[k.workload]
+        its = by_name[k.workload]
         assert its.exact is not None, "the same is asked"
         what = k.workload if k.workload == FACTS else f"answers to {k.workload}"
+        whole = f"{round(its.exact.mean * its.asks)} of {its.asks}"
         said.append(
-            f"of {its.asks} {what} asked for later the full cache gives "
-            f"{round(its.exact.mean * its.asks)}, this one {round(k.exact.mean * k.asks)}"
+            f"of {k.asks} {what} asked for later it gives {round(k.exact.mean * k.asks)} (the "
+            f"full cache {whole})"
         )
     return "; ".join(said)
 

@@ -31,7 +31,7 @@ from kvsearch.workloads.parts import TEXT, Part, divided, in_turn, require_names
 GATE = 0.2  # nats per token by which the context must help, at least
 GATE_ITEMS, FACTS_GATE = 8, 3  # contexts on which that is tried; of facts, which are alike
 LAST, LAST_SINKS, LAST_RECENT = 16, 4, 11  # slots of a cache that has forgotten a text
-RISE_WINDOWS = 2  # on which that is measured
+RISE_WINDOWS = 1  # on which that is measured
 HEADLINE = 4  # times as many contexts of the report where its headline is undecided, at most
 MORE = 8  # tokens of an example beyond the reference
 LONGEST_QUESTION = 80  # tokens of a question that an example shows
