@@ -72,6 +72,38 @@ def final(folder: RunFolder, windows: dict[str, int], **more: Any) -> FinalEvalu
     )
 
 
+@pytest.mark.parametrize("slots", [1, 2])
+@pytest.mark.parametrize("together", [1, 4])
+def test_further_windows_follow_on_those_that_are_there(
+    slots: int, together: int, tmp_path: Path
+) -> None:
+    """Of several evaluators with wide jobs they took the place of the first ones."""
+
+    class Evaluators(Inline):
+        """Several slots, whose jobs run in the order in which they came."""
+
+        def __init__(self) -> None:
+            super().__init__(Session())
+            self.slots, self.jobs = slots, list[tuple[int, Job]]()
+
+        def submit(self, slot: int, job: Job) -> None:
+            self.jobs.append((slot, job))
+
+        def wait(self) -> Any:
+            self._job = self.jobs.pop(0)
+            return super().wait()
+
+    folder, policy = RunFolder(tmp_path / "run"), Policy(slots=8)
+    key = policy.fingerprint(SHAPE.layers)
+    for first, windows in ((0, 1), (1, 2), (2, 4), (4, 8)):
+        measure(
+            Evaluators(), folder, "report", [policy], SETTING, windows=windows,
+            first=first, together=together,
+        )  # fmt: skip
+        nll = folder.load_nll("report", key).nll
+        assert nll[:, 0].tolist() == pytest.approx([2.2 + i for i in range(windows)])
+
+
 def test_a_record_of_fewer_windows_is_measured_again(tmp_path: Path) -> None:
     """It was joined with itself, and then dropped: a run ended in the words of a damaged one."""
     folder, policy = RunFolder(tmp_path / "run"), Policy(slots=8)

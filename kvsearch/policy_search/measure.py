@@ -58,7 +58,7 @@ def measure(
     todo = [
         Evaluation(
             number=i, part=part, policy=policy, fingerprint=key, first=start,
-            windows=min(width, windows - start), piece=width < windows,
+            windows=min(width, windows - start), piece=first > 0 or width < windows,
             resident=resident and start == 0,
             # without the full cache there is no run: it is tried again after every kill
             counted=key != full,

@@ -109,7 +109,8 @@ class Run:
             self.portfolio += starts(options.target, self.space, self.setting)
         self.score_from, windows = scored, None
         if options.windowed:
-            chosen_on = select_windows(self._policies, self._each)
+            each = -(-self._each // options.count)  # windows; of other workloads there are as many
+            chosen_on = select_windows(self._policies, each)
             self.text = windows = inputs.text(self.loaded, options, shown.say, chosen_on, texts)
         if prompts is not None and prompts.worths["search"]:
             self.text = workloads.joined(self.loaded, options, prompts, windows, scored, shown)
