@@ -100,6 +100,7 @@ def draw_tradeoff(points: tuple[Point, ...], *, narrow: bool = False) -> bytes:
 
 def _named(figure: Any, axes: Any, points: tuple[Point, ...]) -> None:
     """Names beside their marks, corners first; a name without room is left out."""
+    figure.canvas.draw()  # settles the limits of the axes
     renderer, pixel = figure.canvas.get_renderer(), figure.dpi / 72
     order = sorted(points, key=lambda p: (p.corner != "recommended", not p.corner, p.asked))
     texts = [
@@ -120,5 +121,5 @@ def _named(figure: Any, axes: Any, points: tuple[Point, ...]) -> None:
         if box is None:
             text.remove()
             continue
-        at = axes.transData.inverted().transform((box[0] + pixel, box[1]))
+        at = axes.transData.inverted().transform((box[0], box[1]))
         text.set(position=tuple(at), va="bottom")
