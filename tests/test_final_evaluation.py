@@ -1,13 +1,14 @@
 """The end of a run: which policy is recommended."""
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 
-from kvsearch.evaluation.measurement import Measurement
+from kvsearch.evaluation.measurement import Answered, Measurement
 from kvsearch.knobs import Setting
 from kvsearch.policy import ModelShape, Policy
 from kvsearch.policy_search import run_files
@@ -70,6 +71,25 @@ def final(folder: RunFolder, windows: dict[str, int], **more: Any) -> FinalEvalu
     return FinalEvaluation(
         folder, Inline(Session()), SETTING, FROM, Shown(quiet=True), {}, windows, **more
     )
+
+
+def test_of_near_ties_the_one_that_is_nowhere_far_behind_is_chosen(tmp_path: Path) -> None:
+    """By the mean alone it would be 8, which loses most where something is asked."""
+    folder, lost = (
+        RunFolder(tmp_path / "run"),
+        {8: (0.0, 0.020), 12: (0.021, 0.0), 16: (0.0105, 0.0105)},
+    )
+    trials = ended(folder, dict.fromkeys(lost, "searched"))
+    for t in trials:
+        text, facts = lost[t.policy.slots or 0]
+        answers = tuple(
+            Answered(of, f"{of} {i}", 1.0, [], []) for i in (0, 1) for of in ("text", "facts")
+        )
+        nll = np.array([text, facts] * 2, np.float32)[:, None]
+        for part in ("search", "select1"):
+            folder.save_nll(part, t.fingerprint, Measurement(nll, answers=answers))
+    chosen = replace(final(folder, {"select1": 4}), score_from=1)
+    assert chosen._select([replace(t, bytes_peak=1, windows=4) for t in trials]) == "16"
 
 
 @pytest.mark.parametrize("slots", [1, 2])

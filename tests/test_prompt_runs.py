@@ -292,13 +292,17 @@ def test_a_text_and_prompts_are_one_search(
         (("text=-1",), "is not NAME=W"),
         (("text=0", "facts=0"), "every --weight is 0"),
         (("texts=2",), "there is no workload of that name"),
+        (("facts=2",), "there is no workload of that name; known are needle, text"),
+        (("needle=0",), "measures nothing; leave needle out"),
     ],
 )
 def test_weights_that_cannot_be_are_one_sentence(
     prose: Path, weight: tuple[str, ...], part: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("kvsearch.session.inputs.load_model", None)  # nothing gets that far
-    assert part in said(**FAST | {"text": str(prose), "context": 256, "weight": weight})
+    tasks = ("needle",) if "needle=0" in weight or "facts=2" in weight else ()
+    how = {"text": str(prose), "context": 256, "weight": weight, "tasks": tasks}
+    assert part in said(**FAST | how)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import numpy as np
 
 from kvsearch.config.budget import sized_for
 from kvsearch.config.run_config import RunConfig
+from kvsearch.config.workload import FACTS
 from kvsearch.errors import KvsearchError, nearest, quoted
 from kvsearch.evaluation.answers import Answers, answers, greedy_of, spoken
 from kvsearch.evaluation.quality import Evaluator
@@ -37,7 +38,7 @@ MORE = 8  # tokens of an example beyond the reference
 LONGEST_QUESTION = 80  # tokens of a question that an example shows
 
 
-def lengths(of: "Asked") -> tuple[int, int]:
+def lengths(of: "PromptSplits") -> tuple[int, int]:
     """Tokens of the longest sequence, and of a prompt after which as many follow as after any."""
     some = [workload for its in of.splits.values() for workload in its]
     whole = Prompts("all", tuple(item for w in some for item in w.items), some[0].see)
@@ -135,12 +136,12 @@ def records(config: RunConfig) -> dict[str, dict[Split, list[Record]]]:
         report = (read(own[i]), own[i].name) if own else ()
         found[name] = divided(name, some, *report)
     require_names([*labels, *found])
-    _require_weighed(config, [TEXT, *labels, *found])
+    _require_weighed(config, [*[TEXT] * config.windowed, *labels, *found])
     return found
 
 
 @dataclass(frozen=True, eq=False)
-class Asked:
+class PromptSplits:
     """Prompts of a run, of every split.
 
     Attributes:
@@ -160,7 +161,7 @@ def asked(
     files: Mapping[str, Mapping[Split, Sequence[Record]]],
     texts: Parts | None,
     shown: Shown,
-) -> Asked:
+) -> PromptSplits:
     """The prompts of a search, without workloads that the model fails with every token.
 
     Beside windows of a text nothing need be left.
@@ -227,13 +228,13 @@ def asked(
         own = [w for w in parts["report"] if w.name in worth and w.name in files]
         worths["report"] = worth | _reported(loaded, own, shown)
     usable = {split: [w for w in its if w.name in worth] for split, its in parts.items()}
-    return Asked(usable, worths, left_out)
+    return PromptSplits(usable, worths, left_out)
 
 
 def joined(
     loaded: LoadedModel,
     options: RunConfig,
-    prompts: Asked,
+    prompts: PromptSplits,
     text: inputs.MeasuredOn | None,
     score_from: int,
     shown: Shown,
@@ -259,7 +260,7 @@ def joined(
     if text is not None:
         by_split = {name.rstrip("0123456789"): part for name, part in text.parts.items()}
         windows = {split: replace(by_split[split], name=TEXT) for split in SPLITS}
-        rise[TEXT] = _rise(loaded, windows["search"], text.described, score_from, shown).nats
+        rise[TEXT] = _rise(loaded, windows["search"], score_from, shown).nats
     see = next(w.see for w in prompts.splits["search"])
     made = dict[Split, Part]()
     for split in SPLITS:
@@ -297,22 +298,23 @@ def joined(
 
 
 def _require_weighed(options: RunConfig, names: Sequence[str]) -> None:
-    """Refuse weights of what there is not, and weights that are all 0."""
+    """Refuse weights of what there is not, and tasks or files that count nothing."""
     for given in options.weight:
         name = given.rpartition("=")[0]
+        nothing = not options.weighs(name)
+        if nothing and name in (TEXT, FACTS):  # which leaves them out
+            continue
         if name not in names:
             raise KvsearchError(
-                f"--weight {quoted(given)}: there is no workload of that name"
-                f"{nearest(name, names)}; there are {', '.join(names)}"
+                f"--weight {quoted(given)}: there is no workload of that name{nearest(name, names)}"
             )
-    if not any(options.weighs(name) for name in names):
-        raise KvsearchError("every --weight is 0, so nothing is measured; raise one")
+        if nothing:
+            raise KvsearchError(f"--weight {quoted(given)} measures nothing; leave {name} out")
 
 
 def _rise(
     loaded: LoadedModel,
     windows: Part,
-    about: Mapping[str, Mapping[str, object]],
     score_from: int,
     shown: Shown,
 ) -> Worth:
@@ -321,7 +323,6 @@ def _rise(
     Args:
         loaded: the model.
         windows: of the search text.
-        about: names and hashes of the texts.
         score_from: first scored position.
         shown: for progress.
 
