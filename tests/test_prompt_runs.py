@@ -259,6 +259,7 @@ def test_a_text_and_prompts_are_one_search(
     monkeypatch.setattr("kvsearch.session.workloads._rise", lambda *_: Worth(3.0, 5.0, True))
     file = prompts(tmp_path / "mine.jsonl", 24)
     how = FAST | {"trials": 1, "prompts": file, "text": str(prose), "context": 256, "windows": 2}
+    how["batch"] = 1  # so that rows are judged after the first window and prompts
     s = search(str(sharp), **how, weight="text=3", out=tmp_path / "run").summary
     assert s.mixed and s.settings["workloads"] == {"text": 3.0, "mine.jsonl": 1.0}
     windows = text(load_model(str(sharp)), RunConfig(**how), lambda _: None).parts["report"]

@@ -1,6 +1,9 @@
 """Parts of an evaluation, and rows that are certainly behind and measured no further."""
 
+from typing import Any
+
 import numpy as np
+import pytest
 
 from kvsearch.evaluation.quality import Evaluator
 from kvsearch.knobs import Setting
@@ -39,6 +42,15 @@ def test_only_what_is_certainly_behind_is_stopped() -> None:
         assert (behind(mine, rival, score_from=64, false=0.002) is not None) is stopped
     found = behind(noise(0.2, 2, windows=2), rival, score_from=64, false=0.002)
     assert found is not None and 0 < found.lo < found.mean < found.hi
+
+
+def test_a_document_of_a_workload_says_nothing_of_its_variance() -> None:
+    lost = np.array([[1.0], [2.0], [1.1], [2.1]], np.float32)
+    how: dict[str, Any] = {"score_from": 1, "false": 0.1}
+    of = ("text", "facts") * 2
+    assert behind(lost[:2], 0 * lost[:2], ("a", "b"), of[:2], **how) is None
+    found = behind(lost, 0 * lost, ("a", "b", "c", "d"), of, **how)
+    assert found is not None and 0 < found.lo < found.mean == pytest.approx(1.55)
 
 
 def test_false_stops_are_as_rare_as_promised() -> None:

@@ -51,6 +51,8 @@ def behind(
     """
     less = (nll - rival[: len(nll)])[:, score_from - 1 :]
     found = blocks(less, max(BLOCK, -(-less.shape[1] // PARTS)), groups, strata)
+    if found.count < 2:  # a window, or a document of some workload, says nothing of variance
+        return None
     half = quantile(1 - false, found.count - 1) * standard_error(found, int(found.tokens[0]))
     mean = float(less.mean())
     return Interval(mean, mean - half, mean + half) if mean > half else None
@@ -235,7 +237,7 @@ class ReportWindows:
                 both = min(len(a.nll), len(b.nll), *([windows] if part == "report" else []))
                 mine.append(a.nll[:both])
                 its.append(b.nll[:both])
-                groups += a.groups[:both]
+                groups += [f"{part}: {group}" for group in a.groups[:both]]  # each has its own
                 strata += a.strata[:both]
         return np.concatenate(mine), np.concatenate(its), tuple(groups), tuple(strata)
 
