@@ -47,6 +47,8 @@ class Answers:
             distribution, nats `[N]`; None where that was not given.
         log: log-probabilities at an answer's tokens `[tokens, vocabulary]`, fp32, an ask each;
             empty where they were not asked for.
+        read: NLL of the tokens of every context `[T - 1]`, as of a window; empty where they were
+            not asked for.
         bytes_prompt: resident bytes per sequence after the prompt that holds most.
         bytes_end: the same at the end of an answer.
         seconds: wall time.
@@ -63,6 +65,7 @@ class Answers:
     impls: dict[str, str]
     kl: NDArray[np.float64] | None = None
     log: tuple[Tensor, ...] = ()
+    read: tuple[NDArray[np.float32], ...] = ()
 
 
 def fits(evaluator: Evaluator, asked: Prompts) -> bool:
@@ -79,6 +82,7 @@ def answers(
     resident: bool = True,
     full: Sequence[Tensor] | None = None,
     keep: bool = False,
+    read: bool = False,
     progress: Callable[[], None] = lambda: None,
     **options: Any,
 ) -> Answers:
@@ -91,6 +95,7 @@ def answers(
         resident: also pack the caches of the longest item and measure their bytes.
         full: `Answers.log` of the full cache, for divergences from it.
         keep: also return `Answers.log`.
+        read: also return `Answers.read`, of contexts that are taken in before their questions.
         progress: called after every item.
         options: passed to `PolicyCache`.
 
@@ -106,6 +111,7 @@ def answers(
     kl, log = list[float](), list[Tensor]()
     heaviest = max(asked.items, key=lambda item: item.longest)
     replay = _Replay(evaluator, policy, asked.see == "aware", options)
+    replay.reads = read
     for item in asked.items:
         replay.weighs = resident and item is heaviest
         try:
@@ -140,6 +146,7 @@ def answers(
         impls=replay.impls,
         kl=None if full is None else np.array(kl),
         log=tuple(log),
+        read=tuple(replay.read),
     )
 
 
@@ -263,6 +270,7 @@ class _Replay:
     Attributes:
         bytes_prompt, bytes_end: the most that a cache held after a prompt, and after an answer, of
             the items for which `weighs` was set.
+        read: NLL of the tokens of every context `[T - 1]`, if `reads`.
         impls: which implementation of each op ran.
     """
 
@@ -271,7 +279,8 @@ class _Replay:
     ) -> None:
         self._loaded, self._head, self._policy = evaluator.loaded, evaluator.head, policy
         self._aware, self._options = aware, options
-        self.weighs = False
+        self.weighs = self.reads = False
+        self.read = list[NDArray[np.float32]]()
         self.bytes_prompt = self.bytes_end = 0
         self.impls: dict[str, str] = {}
 
@@ -336,7 +345,10 @@ class _Replay:
 
     def _prompt(self, ids: NDArray[np.int64]) -> _Node:
         cache = deployed(self._loaded, self._policy, packed=False, **self._options)
-        node = self._run(cache, ids)[1]
+        hidden, node = self._run(cache, ids)
+        if self.reads:
+            own = torch.from_numpy(ids)[None].to(self._loaded.device)
+            self.read.append(self._head.nll(hidden, own)[0].cpu().numpy())
         if self.weighs:
             self.bytes_prompt = max(self.bytes_prompt, _packed_bytes(cache))
         return node

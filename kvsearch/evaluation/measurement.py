@@ -118,9 +118,15 @@ class Measurement:
 
     @property
     def strata(self) -> tuple[str, ...]:
-        """Of prompts of several workloads, the workload of every item."""
-        found = tuple(a.of for a in self.answers)
-        return found if len({*found}) > 1 else ()
+        """Of prompts of several workloads, the workload of every item.
+
+        None where each document has items of every workload, as a text has in which facts are
+        hidden: then documents are independent, whatever the workload.
+        """
+        of = tuple(a.of for a in self.answers)
+        pairs = {*zip(of, self.groups, strict=True)}
+        crossed = len(pairs) == len({*of}) * len({*self.groups}) == len(of)
+        return () if len({*of}) <= 1 or crossed else of
 
     @classmethod
     def joined(cls, parts: Sequence["Measurement"]) -> "Measurement":

@@ -140,7 +140,7 @@ class FinalEvaluation:
         for key in keys:
             found = Measurement.joined([self.folder.load_nll(part, key) for part in parts])
             nll = found.nll[:, self.score_from - 1 :].mean(1, dtype=np.float64)
-            of = np.array(found.strata or [""] * len(nll))
+            of = np.array([a.of for a in found.answers] or [""] * len(nll))
             means[key] = {name: float(nll[of == name].mean()) for name in dict.fromkeys(of)}
         least = {w: min(m[w] for m in means.values()) for m in means.values() for w in m}
         return {key: max(m[w] - least[w] for w in m) for key, m in means.items()}

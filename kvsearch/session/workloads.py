@@ -13,6 +13,7 @@ from kvsearch.config.run_config import RunConfig
 from kvsearch.config.workload import FACTS
 from kvsearch.errors import KvsearchError, nearest, quoted
 from kvsearch.evaluation.answers import Answers, answers, greedy_of, spoken
+from kvsearch.evaluation.part import scored
 from kvsearch.evaluation.quality import Evaluator
 from kvsearch.models.disk_cache import remembered
 from kvsearch.models.load import LoadedModel
@@ -32,7 +33,6 @@ from kvsearch.workloads.parts import TEXT, Part, divided, in_turn, require_names
 GATE = 0.2  # nats per token by which the context must help, at least
 GATE_ITEMS, FACTS_GATE = 8, 3  # contexts on which that is tried; of facts, which are alike
 LAST, LAST_SINKS, LAST_RECENT = 16, 4, 11  # slots of a cache that has forgotten a text
-RISE_WINDOWS = 1  # on which that is measured
 HEADLINE = 4  # times as many contexts of the report where its headline is undecided, at most
 MORE = 8  # tokens of an example beyond the reference
 LONGEST_QUESTION = 80  # tokens of a question that an example shows
@@ -124,6 +124,26 @@ def from_tasks(
     ]
 
 
+def hidden_in(loaded: LoadedModel, options: RunConfig, windows: Part, split: Split) -> Prompts:
+    """The windows of a text, each a little shorter, with facts in it and questions about them."""
+    (spec,) = options.specs()
+    encode, start = partial(encoded, loaded), start_of(loaded)
+    prose = [item.context[len(start) :] for item in windows.items]
+    given = Material(
+        encode, start, prose[0], spec.tokens, split, options.seed, passages=tuple(prose)
+    )  # fmt: skip
+    found = make(spec, given, len(prose), options.see)
+    pairs = zip(windows.items, found.items, strict=True)
+    return replace(found, items=tuple(replace(x, group=w.group) for w, x in pairs))
+
+
+def _read(windows: Part, asked: Prompts) -> Part:
+    """Windows of the text in which facts are hidden; these are not scored there."""
+    pairs = zip(windows.items, asked.items, strict=True)
+    items = (replace(w, context=x.context, prose=x.prose) for w, x in pairs)
+    return replace(windows, items=tuple(items))
+
+
 def records(config: RunConfig) -> dict[str, dict[Split, list[Record]]]:
     """Records of the files of prompts, by name and in disjoint parts.
 
@@ -181,14 +201,16 @@ def asked(
     if options.windowed:
         counts["report"] = inputs.HEADLINE * options.report_windows
         counts["search"] = max(options.units, GATE_ITEMS)  # windows say how many are measured
+    if options.facts:  # for the gate: those that are measured are hidden in the windows themselves
+        counts = {"search": FACTS_GATE}
     parts: dict[Split, list[Prompts]] = {split: [] for split in SPLITS}
     left_out: dict[str, str] = {}
     for spec in options.specs():
         assert texts is not None, "tasks hide facts in a text"
         try:
-            for split in SPLITS:
+            for split, count in counts.items():
                 prose = getattr(texts, split)
-                how = (options.see, counts[split], options.seed, split)
+                how = (options.see, count, options.seed, split)
                 parts[split] += from_tasks(loaded, [spec], prose, *how)
         except KvsearchError:
             if not options.facts:
@@ -206,10 +228,9 @@ def asked(
     if parts["search"]:
         given_to = {name: some["search"] for name, some in files.items()}
         self_check(loaded, parts["search"], given_to, shown)
-    most = FACTS_GATE if options.facts else GATE_ITEMS
     worth = dict[str, float]()
     for workload in parts["search"]:
-        found = _gate(loaded, workload, shown, most)
+        found = _gate(loaded, workload, shown)
         told = f"NLL of the answers {found.full:.2f} with the context, {found.empty:.2f} without"
         if found.passes:
             shown.say(f"{workload.name}: {told}")
@@ -260,6 +281,10 @@ def joined(
     if text is not None:
         by_split = {name.rstrip("0123456789"): part for name, part in text.parts.items()}
         windows = {split: replace(by_split[split], name=TEXT) for split in SPLITS}
+        if options.facts:
+            asked = {split: hidden_in(loaded, options, windows[split], split) for split in SPLITS}
+            windows = {split: _read(windows[split], asked[split]) for split in SPLITS}
+            prompts = replace(prompts, splits={split: [its] for split, its in asked.items()})
         rise[TEXT] = _rise(loaded, windows["search"], score_from, shown).nats
     see = next(w.see for w in prompts.splits["search"])
     made = dict[Split, Part]()
@@ -329,15 +354,16 @@ def _rise(
     Raises:
         KvsearchError: they are worth nothing.
     """
-    few = windows.cut(0, RISE_WINDOWS).beginnings
+    window = windows.items[0]
+    few = window.context[None]
 
     def measure() -> list[Any]:
         evaluator, found = Evaluator(loaded), list[Any]()
         last = Policy(name="last tokens", slots=LAST, sinks=LAST_SINKS, recent_window=LAST_RECENT)
         with shown.step("text: worth of what came before", 2) as step:
             for policy in (Policy(name="full"), last):
-                nll = evaluator.quality(policy, few, resident=False).nll[:, score_from - 1 :]
-                found.append(nll.astype(np.float64))
+                nll = evaluator.quality(policy, few, resident=False).nll[0]
+                found.append(scored(nll, window, score_from)[None])
                 step.advance()
         gap = paired(found[1], found[0])
         return [float(found[0].mean()), float(found[1].mean()), gap.mean >= GATE and gap.lo > 0]
@@ -409,8 +435,8 @@ def _reported(loaded: LoadedModel, workloads: Sequence[Prompts], shown: Shown) -
     return found
 
 
-def _gate(loaded: LoadedModel, workload: Prompts, shown: Shown, most: int = GATE_ITEMS) -> Worth:
-    few = Prompts(workload.name, workload.items[:most], workload.see)
+def _gate(loaded: LoadedModel, workload: Prompts, shown: Shown) -> Worth:
+    few = Prompts(workload.name, workload.items[:GATE_ITEMS], workload.see)
     return context_worth(loaded, few, shown)
 
 

@@ -59,6 +59,8 @@ class Item:
         context: token ids, with the token that begins a text, if the model has one.
         asks: one or several; of a window, none.
         depth: where in the context the fact is that is asked for, from 0 to 1, if it is one.
+        prose: which tokens of the context are of the text, and not of facts that are hidden in it
+            `[T]`; None: all. Of a window these are scored.
     """
 
     name: str
@@ -66,6 +68,7 @@ class Item:
     context: Ids
     asks: tuple[Ask, ...]
     depth: float | None = None
+    prose: NDArray[np.bool_] | None = None
 
     def paths(self, see: See) -> Iterator[tuple[int, int]]:
         """Tokens of the prompt, and of all up to the answer's last, for every ask."""

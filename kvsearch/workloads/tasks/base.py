@@ -24,6 +24,7 @@ class Material:
         split: which items: those of two splits share no document, passage or fact.
         seed: of what is drawn.
         greedy: the full cache's own answer to tokens, for tasks that have none.
+        passages: token ids of the prose of each item, by its number, instead of any of `prose`.
     """
 
     encode: Callable[[str], list[int]]
@@ -33,6 +34,7 @@ class Material:
     split: Split
     seed: int = 0
     greedy: Callable[[Ids], Ids] | None = None
+    passages: Sequence[Ids] = ()
 
     def rng(self, number: int) -> random.Random:
         """Random numbers for one item: those of another item or split differ."""
@@ -43,8 +45,10 @@ class Material:
         low, high = (round(share * len(documents)) for share in shares()[self.split])
         return documents[low:high]
 
-    def passage(self, rng: random.Random, tokens: int) -> list[int]:
-        """So many tokens of prose in a row; the text begins anew where it ends."""
+    def passage(self, rng: random.Random, tokens: int, number: int = 0) -> list[int]:
+        """So many tokens of prose in a row, for one item; the text begins anew where it ends."""
+        if self.passages:
+            return self.passages[number][:tokens].tolist()
         begin = rng.randrange(self.prose.size)
         return np.take(self.prose, range(begin, begin + tokens), mode="wrap").tolist()
 

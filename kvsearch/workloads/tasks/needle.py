@@ -2,6 +2,8 @@
 
 from collections.abc import Iterator
 
+import numpy as np
+
 from kvsearch.workloads.items import Item
 from kvsearch.workloads.tasks.base import Material, Task
 
@@ -29,7 +31,7 @@ def make(given: Material, facts: int = 1, asks: int = 1) -> Iterator[Item]:
         known = [(name, f" {rng.randrange(10**6, 10**7)}") for name in names]
         said = [given.inside(f"\nThe special number of the {n} is{x}.\n") for n, x in known]
         room = given.tokens - sum(map(len, said)) - len(given.start)
-        prose, context, at = given.passage(rng, room), list[int](), 0
+        prose, context, at = given.passage(rng, room, number), list[int](), 0
         cuts = sorted(rng.sample(range(room // 20, room * 9 // 10), facts))
         places = list[int]()
         for fact, cut in zip(said, cuts, strict=True):
@@ -47,9 +49,15 @@ def make(given: Material, facts: int = 1, asks: int = 1) -> Iterator[Item]:
             )
             for name, answer in (known[i] for i in asked)
         )
+        tokens = given.context(context)
+        own = np.ones(tokens.size, np.bool_)
+        for fact, place in zip(said, places, strict=True):
+            begin = tokens.size - len(context) + place
+            own[begin : begin + len(fact)] = False
         yield Item(
-            f"needle-{number}", f"needle-{number}", given.context(context), tuple(questions),
+            f"needle-{number}", f"needle-{number}", tokens, tuple(questions),
             places[first] / len(context) if asks == 1 else None,
+            own,
         )  # fmt: skip
         number += 1
 
