@@ -388,8 +388,23 @@ class Summary:
 
     def against(self, kind: Kind) -> Recheck | None:
         """The recommended policy against the best of a kind, on the report text."""
-        found = (r for r in self.rechecks if r.text == REPORT and self.row(r.against).kind == kind)
-        return next(found, None)
+        best = (r for r in self.rechecks if r.text == REPORT and r.policy == self.recommended)
+        return next((r for r in best if self.row(r.against).kind == kind), None)
+
+    @property
+    def gain(self) -> Recheck | None:
+        """The best proposal against the best policy that the search began with, on the report text.
+
+        None where one of them has no row.
+        """
+        found = [
+            r
+            for r in self.rechecks
+            if r.text == REPORT
+            and self.row(r.policy).kind == "searched"
+            and self.row(r.against).kind not in ("searched", "full")
+        ]
+        return max(found, key=lambda r: r.dnll.mean, default=None)
 
 
 def plain(value: Any) -> Any:

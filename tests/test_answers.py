@@ -10,12 +10,14 @@ import torch
 from kvsearch.cache import PolicyCache
 from kvsearch.errors import KvsearchError
 from kvsearch.evaluation.answers import answers
+from kvsearch.evaluation.part import losses
 from kvsearch.evaluation.quality import Evaluator, stepwise
 from kvsearch.knobs import Setting, build
 from kvsearch.models.load import LoadedModel
 from kvsearch.policy import Policy, layout
-from kvsearch.workloads import Ask, Item, Prompts
+from kvsearch.workloads import Ask, Item, Prompts, See
 from kvsearch.workloads.items import ids
+from kvsearch.workloads.parts import Part
 from tests.cache_cases import head_dim, policy_of
 
 RNG = np.random.default_rng(3)
@@ -209,6 +211,33 @@ def test_divergence_is_from_the_full_caches_distribution(models: dict[int, Loade
         want = torch.nn.functional.kl_div(b, a, log_target=True, reduction="batchmean")
         assert kl == pytest.approx(float(want), rel=1e-4, abs=1e-9)
     assert lost.kl.max() > 1e-5
+
+
+@pytest.mark.parametrize("name", ["full", "h2o+int4", "heads that share their layer's slots"])
+@pytest.mark.parametrize("see", ["agnostic", "aware"])
+def test_a_window_with_questions_is_read_once_and_loses_the_same(
+    name: str, see: See, models: dict[int, LoadedModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Facts hidden in a text are no part of its loss, and their questions none of its reading."""
+    evaluator, policy = Evaluator(models[head_dim(name)]), policy_of(name)
+    prose = np.ones(120, np.bool_)
+    prose[60:75] = False
+    items = list[Item]()
+    for i in range(2):
+        asks = tuple(Ask(ids(tokens(5)), ids(tokens(n))) for n in (3, 3))
+        asked = Item(f"facts {i}", f"window {i}", ids(tokens(120)), asks, prose=prose)
+        items += [replace(asked, name=f"window {i}", asks=()), asked]
+    part = Part("search", tuple(items), see, ("text", "facts") * 2, (0.5, 0.7) * 2, (1.0,) * 4, 40)
+    copied = tuple(replace(item, context=item.context.copy()) for item in items)
+    apart = losses(evaluator, policy, replace(part, items=copied))
+    windows = np.stack([item.context for item in items[::2]])
+    whole = evaluator.quality(policy, windows).nll
+    scored = np.concatenate([whole[:, 39:59], whole[:, 74:]], 1)
+    assert np.allclose(apart.nll[::2, 0], 0.5 * scored.mean(1), atol=1e-6)
+    assert apart.strata == () and apart.groups == ("window 0", "window 0", "window 1", "window 1")
+    if see == "agnostic":
+        monkeypatch.setattr(Evaluator, "quality", None)
+    assert np.allclose(losses(evaluator, policy, part).nll, apart.nll, atol=1e-6)
 
 
 def test_exactness_is_what_greedy_decoding_says(models: dict[int, LoadedModel]) -> None:

@@ -13,6 +13,8 @@ from kvsearch import space
 from kvsearch.errors import KvsearchError, PolicyError
 from kvsearch.knobs import KNOBS, LADDERS, RULES, TIERS, Setting, Value, build, respelled
 from kvsearch.knobs import refine as refining
+from kvsearch.knobs.naming import name_of
+from kvsearch.named_methods import METHODS
 from kvsearch.policy import ModelShape, check
 from kvsearch.policy_search.samplers import Context, check_space, pool
 from kvsearch.policy_search.samplers.features import every_name, names_for
@@ -262,3 +264,20 @@ def test_a_sampler_says_what_it_cannot_handle() -> None:
     said = f"gp models only axes without conditions, 10 of the {len(UNIFIED.axes)} "
     with pytest.raises(KvsearchError, match=said):
         check_space("gp", UNIFIED)
+
+
+def test_every_policy_has_a_name_of_its_own_that_says_what_it_is() -> None:
+    default, taken = space.load("default"), {*METHODS}
+    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=3))
+    for number in range(300):
+        knobs = default.suggest(study.ask())
+        name = name_of(knobs, taken, number)
+        assert name not in taken
+        assert name.split("+")[0].removeprefix("ladder-") in (
+            knobs["rule"], knobs["ladder"], "window"
+        )  # fmt: skip
+        assert knobs["tiers"] == "16" or knobs["tiers"] in name.split("+")
+        taken.add(name)
+    assert name_of({"rule": "mean", "tiers": "k5v4"}, [], 7) == "mean+k5v4"
+    assert name_of({"rule": "mean", "sinks": 4}, ["mean"], 7) == "mean+sinks4"
+    assert name_of({"rule": "mean"}, ["mean"], 7) == "mean+no7"

@@ -80,7 +80,7 @@ def test_a_run_leaves_everything(finished: Path) -> None:
     trials = Journal(finished / "trials.jsonl").read()
     assert sum(t.kind == "searched" and t.state in ("complete", "pruned") for t in trials) == 3
     assert [t.kind for t in trials[:4]] == ["earlier"] * 3 + ["combined"]
-    assert [t.name for t in trials[2:4]] == ["earlier-3", "h2o+int4-fine"]
+    assert [t.name for t in trials[2:4]] == ["mean+k5v4+heads0.35", "h2o+int4-fine"]
     table = pq.read_table(finished / "trials.parquet")
     assert table.column_names == [f.name for f in fields(Trial)]
     assert table.num_rows == len(trials) and table.schema.field("speed").type == pa.float64()

@@ -62,6 +62,30 @@ def test_every_row_says_on_how_many_tokens_it_was_measured() -> None:
         assert "placed by their paired difference" in text
 
 
+@pytest.mark.parametrize(
+    ("run", "said"),
+    [
+        ("four-windows/sotu-1", "trial 20, against the best policy that the search began with, "),
+        ("records/built-in", "trial 16, against the best policy that the search began with, "),
+    ],
+    ids=["a proposal is recommended", "a starting point is recommended"],
+)
+def test_what_proposals_gained_is_said_also_where_it_is_nothing(run: str, said: str) -> None:
+    found = summary.read(RunFolder(STUDY / run, write=False))
+    gain, best = found.gain, found.recommended
+    assert gain is not None and best in (gain.policy, gain.against) and gain.dnll.undecided
+    starts = [r for r in found.rows if r.kind in ("earlier", "combined", "method")]
+    least = min((r for r in starts if r.within_budget), key=lambda r: r.nll)
+    assert gain.against == least.name and found.row(gain.policy).kind == "searched"
+    for text in words(found):
+        assert f"he best of 6 proposals, {said}{gain.against}: dNLL" in text
+        assert "(no clear difference), n = 5,120" in text
+    trials = [t for t in found.trials if t.kind != "searched"]
+    rows = [r for r in found.rows if r.kind != "searched"]
+    none = replace(found, trials=trials, rows=rows, recommended=gain.against, rechecks=[])
+    assert all("o policy was proposed beyond those" in text for text in words(none))
+
+
 def test_what_was_left_out_is_named_with_the_reason() -> None:
     found = summary.read(RunFolder(RUN, write=False))
     full = Policy()

@@ -15,6 +15,8 @@ import optuna
 from kvsearch.errors import RunError
 from kvsearch.evaluation.measurement import Measurement
 from kvsearch.knobs import Value
+from kvsearch.knobs.naming import name_of
+from kvsearch.named_methods import METHODS
 from kvsearch.policy import Policy
 from kvsearch.policy_search.crash_counter import ATTEMPTS
 from kvsearch.policy_search.executors import Executor
@@ -116,7 +118,8 @@ class Search:
                 if self.pacing.end():
                     continue
                 asked, knobs = state.study.ask()
-                trial = self.admit(asked, f"trial {asked.number}", "searched", knobs)
+                name = name_of(knobs, self._names(), asked.number)
+                trial = self.admit(asked, name, "searched", knobs)
             else:
                 return self._windows.prefetch()
             if trial is None:
@@ -160,6 +163,11 @@ class Search:
             state.finish(replace(trial, state="duplicate", error=error, **same))
             return None
         return trial
+
+    def _names(self) -> set[str]:
+        """Names that a proposal cannot have."""
+        there = (t.name for t in [*self.state.trials, *self.state.under_way()])
+        return {*METHODS, *(name for name, _ in self.state.task.portfolio), *there}
 
     def _lacks_full(self) -> bool:
         """Whether the full cache is to be measured beside the first policies."""

@@ -6,6 +6,7 @@ from textwrap import shorten
 from typing import Any
 
 from kvsearch.records import Recheck, Row, Summary
+from kvsearch.report.words import words_of
 
 PARTS = ("search", "select", "report")
 STATES = {
@@ -36,6 +37,21 @@ def planned(summary: Summary) -> Recheck | None:
     found = summary.against("method")
     same = found is not None and summary.row(found.policy).best == found.against
     return found if same else None
+
+
+def gained(summary: Summary) -> str:
+    """What proposals gained over the best policy that the search began with; empty if not known."""
+    done = sum(t.kind == "searched" and t.state == "complete" for t in summary.trials)
+    if not done:
+        return "no policy was proposed beyond those that the search began with"
+    if (found := summary.gain) is None:
+        return ""
+    unsure = " (no clear difference)" if found.dnll.undecided else ""
+    best = f"the best of {done} proposals" if done > 1 else "the one proposal"
+    return (
+        f"{best}, {found.policy}, against the best policy that the search began with, "
+        f"{found.against}: {words_of(summary).loss} {found.dnll}{unsure}, n = {found.tokens:,}"
+    )
 
 
 def as_planned(row: Row, summary: Summary) -> Row:

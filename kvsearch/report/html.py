@@ -104,6 +104,7 @@ def render(
         slots_caption=_slots_caption(summary, shape),
         reach=facts.reach(summary),
         rechecks=summary.rechecks,
+        gained=facts.gained(summary) if not summary.open else "",
         interval_text=interval_text,
         verdict=verdict,
         how=_how(summary),

@@ -9,7 +9,7 @@ from typing import Any
 from kvsearch.policy import HeadLosses
 from kvsearch.records import REPORT, Interval, Row, Summary, Throughput, plain
 from kvsearch.report.describe import describe
-from kvsearch.report.facts import STATES, left_out, placed, text_name, unused
+from kvsearch.report.facts import STATES, gained, left_out, placed, text_name, unused
 from kvsearch.report.figure import LABEL
 from kvsearch.report.recommendation import costs, second_reading
 from kvsearch.report.screen import Column, columns_of, folded, printed, table
@@ -73,7 +73,7 @@ def closing(summary: Summary, folder: Path) -> str:
         )
     lines.append("")
     for c in summary.rechecks:
-        if c == summary.against("method"):
+        if c in (summary.against("method"), summary.gain):
             continue  # said below
         lines.append(
             f"  {c.policy} against {c.against} on {_on(c.text, summary)}: {c.dnll} (n = {c.tokens})"
@@ -212,6 +212,8 @@ def _recommendation(row: Row, summary: Summary) -> list[str]:
                 f"  answers that only one of the two gives exactly: {d.only_recommended} by "
                 f"{row.name}, {d.only_row} by {best.against} (McNemar's exact test, p = {d.p:.2g})"
             )
+    if not summary.open and (found := gained(summary)):
+        lines.append(f"  {found}")
     if reached := sizes_text(summary):
         lines.append(f"  {reached}")
     if summary.needles is not None:

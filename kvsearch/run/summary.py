@@ -196,14 +196,18 @@ class _Report:
 
 
 def _rechecks(of: Comparison, best: str, text: str, often: int) -> list[Recheck]:
-    """The recommended policy against the best of each kind on one text."""
+    """The recommended policy against the best of each kind on one text; on that of the report also
+    the best proposal against it, where it is a starting point.
+    """
     kinds: tuple[Kind, ...] = ("method", "combined", "earlier")
     levels = {of.best(kind): corrected(1 if kind == "earlier" else often) for kind in kinds}
     levels |= {"full": corrected(1)} if best != "full" else {}
+    pairs = [(best, rival, level) for rival, level in levels.items() if rival is not None]
+    proposal = of.best("searched")
+    if text == REPORT and proposal is not None and of.entries[best].kind != "searched":
+        pairs.append((proposal, best, corrected(1)))
     return [
-        Recheck(text, best, rival, of.difference(best, rival, level), of.tokens(best, rival))
-        for rival, level in levels.items()
-        if rival is not None
+        Recheck(text, a, b, of.difference(a, b, level), of.tokens(a, b)) for a, b, level in pairs
     ]
 
 

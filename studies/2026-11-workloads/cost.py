@@ -121,7 +121,7 @@ def main() -> None:
 def policies(measured: Measured) -> None:
     """`cost.csv`."""
     points = {n: dict(p.knobs) for n, p in load(DEFAULT, prompted=True).items()}
-    known = {n: dict(METHODS[n].knobs) for n in NAMED} | {n: points[n] for n in ("earlier-4",)}
+    known = {n: dict(METHODS[n].knobs) for n in NAMED} | {"earlier-4": points["h2o+k5v4+heads1.5"]}
     seen: dict[tuple[str, str], list[float]] = {}
     for _ in range(PAIRS):
         base = cpu(partial(measured.plain, measured.one))
