@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from kvsearch.commands.export import export
     from kvsearch.commands.heads import heads
     from kvsearch.commands.learn import learn
+    from kvsearch.commands.need import need
     from kvsearch.commands.prompts import evaluate_prompts
     from kvsearch.commands.prune import prune
     from kvsearch.commands.push import push
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 __all__ = [
     "KvsearchError", "LoadedModel", "Policy", "PolicyCache", "Rule", "RunConfig", "SearchResult",
     "SearchSpace", "Text", "adapt", "bench", "evaluate", "evaluate_prompts", "export", "heads",
-    "learn", "load_model", "methods", "prune", "push", "search", "targets", "tasks",
+    "learn", "load_model", "methods", "need", "prune", "push", "search", "targets", "tasks",
 ]  # fmt: skip
 _MODULES = {
     "KvsearchError": "kvsearch.errors",

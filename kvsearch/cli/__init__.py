@@ -19,6 +19,7 @@ WAITING = {"GOMP_SPINCOUNT": "1000"}
 
 COMMANDS = {
     "run": "search, choose and report: the main job",
+    "need": "what the cache of a model takes, and whether it has to be smaller",
     "init": "write a configuration file for run",
     "eval": "measure methods and policy files on a text or on prompts",
     "report": "rebuild the report of a run",

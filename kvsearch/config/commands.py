@@ -7,7 +7,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from kvsearch.config.budget import BudgetConfig
+from kvsearch.config.budget import MOST, BudgetConfig, bytes_of
 from kvsearch.config.checks import at_least, path, texts, which, within
 from kvsearch.config.model import (
     AnyModel,
@@ -18,7 +18,7 @@ from kvsearch.config.model import (
     ModelConfig,
     NameConfig,
 )
-from kvsearch.config.option import Config, Given, again, option, ordered, part
+from kvsearch.config.option import Config, Given, Word, again, option, ordered, part
 from kvsearch.config.workload import (
     BatchConfig,
     DatasetConfig,
@@ -102,6 +102,20 @@ class EvaluatePromptsConfig(ItemsConfig, PromptsConfig, TextConfig, EvaluatedCon
         path,
         metavar="DIR",
     )
+
+
+@ordered
+class NeedConfig(NameConfig):
+    """A model whose cache may have to be smaller."""
+
+    _: KW_ONLY
+    context: int = option(8192, "tokens of a request", check=at_least(1))
+    requests: int = option(1, "at once", check=at_least(1))
+    memory: int | None = option(
+        None, "of the device, such as 24GB",
+        check=within(lambda size: 0 < size <= MOST, "above 0 bytes and at most 2^60"),
+        word=Word("integer", bytes_of, (int, str), "a size in bytes"), metavar="BYTES",
+    )  # fmt: skip
 
 
 @part

@@ -73,6 +73,23 @@ def snapshot(
     return Path(folder), Path(folder).name
 
 
+def configuration_folder(repo: str) -> Path:
+    """The local folder with the configuration of a hub model, downloaded where it is missing.
+
+    Raises:
+        ModelError: as `snapshot`.
+    """
+    from huggingface_hub import HfApi, hf_hub_download
+
+    try:
+        HfApi().model_info(repo, timeout=20)  # without network, a download would be tried for long
+        return Path(hf_hub_download(repo, "config.json")).parent
+    except Exception as error:  # as in `snapshot`
+        with suppress(Exception):
+            return Path(hf_hub_download(repo, "config.json", local_files_only=True)).parent
+        raise _sentence(repo, error) from error
+
+
 def _sentence(repo: str, error: Exception) -> ModelError:
     from huggingface_hub.errors import GatedRepoError, HFValidationError, RepositoryNotFoundError
 

@@ -19,7 +19,7 @@ from kvsearch.models.gguf_rope import unread
 from kvsearch.models.head import Head
 from kvsearch.models.locate import locate
 from kvsearch.models.memory import ELSEWHERE, require_memory
-from kvsearch.models.read import brief, configuration, read
+from kvsearch.models.read import brief, configuration, parameters_of, read
 from kvsearch.models.shape import entrance, shape_of, text_config
 from kvsearch.models.spread import spread
 from kvsearch.models.vocabulary import misfit
@@ -226,8 +226,22 @@ def shape_named(name: str, announce: Callable[[str], None] = to_stderr) -> Model
     Raises:
         ModelError: the model cannot be found, or is of a family that policies cannot be run on.
     """
-    found = locate(name, announce, lambda count: None)
+    found = locate(name, announce, lambda count: None, weights=False)
     return shape_of(configuration(found.folder, gguf=found.gguf))
+
+
+def configured(name: str, announce: Callable[[str], None] = to_stderr) -> tuple[Any, int]:
+    """The configuration of a model, and the bytes of its weights: those of its files, or 16 bits.
+
+    Raises:
+        ModelError: the model cannot be found, or transformers does not know its kind.
+    """
+    found = locate(name, announce, lambda count: None, weights=False)
+    config = configuration(found.folder, gguf=found.gguf)
+    files = [found.folder / found.gguf] if found.gguf else []
+    with suppress(ModelError):  # a configuration alone
+        files = files or weight_files(found.folder)
+    return config, sum(file.stat().st_size for file in files) or 2 * parameters_of(config)
 
 
 def gguf_in(

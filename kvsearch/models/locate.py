@@ -10,7 +10,7 @@ from kvsearch.errors import ModelError, named, nearest, quoted
 from kvsearch.models import wheel
 from kvsearch.models.aliases import ALIASES, DEFAULT
 from kvsearch.models.gguf import check
-from kvsearch.models.hub import snapshot
+from kvsearch.models.hub import configuration_folder, snapshot
 from kvsearch.models.weights import adapter, instead
 
 Announce = Callable[[str], None]
@@ -34,7 +34,7 @@ class Located:
     revision: str | None = None
 
 
-def locate(name: str, announce: Announce, refuse: Refuse) -> Located:
+def locate(name: str, announce: Announce, refuse: Refuse, *, weights: bool = True) -> Located:
     """Find the files of a model.
 
     Args:
@@ -42,11 +42,13 @@ def locate(name: str, announce: Announce, refuse: Refuse) -> Located:
             the same everywhere: a folder of that name is `./NAME`.
         announce: called with a sentence before a download.
         refuse: called with a number of parameters before a hub download; raises if too many.
+        weights: without them, a model on the hub is its configuration alone.
 
     Raises:
         ModelError: there is no such model, or it cannot be had on this machine.
     """
     short = name.lower()
+    _on_hub = _with_weights if weights else _configured
     if short == DEFAULT:
         return _default(announce, refuse)
     if short in ALIASES:
@@ -72,7 +74,7 @@ def _default(announce: Announce, refuse: Refuse) -> Located:
     except ModelError as error:
         announce(f"{error}; trying the hub")
         try:
-            return _on_hub(ALIASES[DEFAULT], announce, refuse)
+            return _with_weights(ALIASES[DEFAULT], announce, refuse)
         except ModelError as also:
             raise ModelError(
                 f"the default model could not be had: {error}; and {also}; "
@@ -81,7 +83,11 @@ def _default(announce: Announce, refuse: Refuse) -> Located:
     return Located(path.parent, path.name, f"SmolLM2-135M-Instruct (Q4_1 GGUF) from {where}")
 
 
-def _on_hub(repo: str, announce: Announce, refuse: Refuse) -> Located:
+def _configured(repo: str, announce: Announce, refuse: Refuse) -> Located:
+    return Located(configuration_folder(repo), None, f"{repo} on the Hugging Face hub")
+
+
+def _with_weights(repo: str, announce: Announce, refuse: Refuse) -> Located:
     folder, revision = snapshot(repo, announce, refuse)
     return Located(folder, None, f"{repo} at {revision} on the Hugging Face hub", revision)
 

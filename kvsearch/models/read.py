@@ -83,6 +83,20 @@ def configuration(folder: Path, *, gguf: str | None = None) -> Any:
         raise ModelError(f"transformers cannot load {folder}: {brief(error)}") from error
 
 
+def parameters_of(config: Any) -> int:
+    """How many a model of this configuration has; none are made.
+
+    Raises:
+        ModelError: transformers has no such model.
+    """
+    try:
+        with quiet(), torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config)
+    except Exception as error:  # as in `read`
+        raise ModelError(f"transformers cannot build this model: {brief(error)}") from error
+    return sum(p.numel() for p in model.parameters())
+
+
 @contextmanager
 def quiet() -> Iterator[None]:
     """Silence transformers; what the user had set comes back afterwards, also after an error."""

@@ -92,6 +92,26 @@ def shape_of(config: Any) -> ModelShape:
     return shape.with_widths(tuple(_widths(block["attention"], dim) for block in blocks))
 
 
+def windowed_bytes(config: Any, governed: Sequence[int], context: int) -> int:
+    """Bytes of a sequence in 16 bits in layers with a sliding window, which no policy governs.
+
+    Args:
+        config: of the model.
+        governed: `policy_layers`.
+        context: tokens of the sequence.
+    """
+    kinds = getattr(text_config(config), "layer_types", None)
+    total = 0
+    for i, cfg in enumerate(layer_configs(config)):
+        sees = kinds[i] if kinds else "sliding_attention"
+        name = "attention_chunk_size" if sees == "chunked_attention" else "sliding_window"
+        if i in governed or sees not in ("sliding_attention", "chunked_attention"):
+            continue  # layers with linear attention hold a state of one size
+        _, kv_heads, dim = _heads(cfg)
+        total += min(context, getattr(cfg, name, None) or context) * 2 * 2 * kv_heads * dim
+    return total
+
+
 def _heads(cfg: Any) -> tuple[int, int, int]:
     """Query heads, KV heads and head size of a layer with its own config; zeros without heads."""
     heads = getattr(cfg, "num_attention_heads", None) or 0
