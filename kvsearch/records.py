@@ -325,6 +325,19 @@ class Recheck:
 
 
 @dataclass(frozen=True)
+class Limits:
+    """What the recommended policy may lose.
+
+    Attributes:
+        max_drop: per cent of perplexity on a text, and of what the context is worth on prompts.
+        max_kld: KL divergence from the full cache on answers, nats a token, or None.
+    """
+
+    max_drop: float = 5.0
+    max_kld: float | None = None
+
+
+@dataclass(frozen=True)
 class Summary:
     """Everything a report shows.
 
@@ -349,6 +362,7 @@ class Summary:
         curves: the recommended policy and the best published method at several sizes.
         needles: of a text: facts kept by the full cache, the recommended policy and the best
             published method; None where it was not measured.
+        limits: what the recommended policy may lose; `results.verdict` judges it.
         open: what an unfinished run has not measured yet, in a sentence; empty once it has ended.
             Its rows may be of the search text: `text["report"]` says which text they are of.
     """
@@ -370,6 +384,7 @@ class Summary:
     examples: tuple[Example, ...] = ()
     curves: tuple[Curve, ...] = ()
     needles: Needles | None = None
+    limits: Limits = Limits()
     open: str = ""
 
     @property

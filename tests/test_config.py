@@ -74,7 +74,7 @@ def test_the_command_line_goes_before_the_file(tmp_path: Path) -> None:
 def test_the_options_in_a_study_json_are_read_back(argv: str, tmp_path: Path) -> None:
     def asked(*given: str) -> RunConfig:
         return RunConfig(
-            **{k: v for k, v in parsed(*given).items() if k not in ("as_json", "quiet")}
+            **{k: v for k, v in parsed(*given).items() if k not in ("as_json", "quiet", "strict")}
         )
 
     mine, file = asked(*argv.split()), tmp_path / "study.json"

@@ -40,7 +40,8 @@ COMMANDS = {  # a command -> what it has to be given
 }  # fmt: skip
 NAMES = {"run": "search", "eval": "evaluate"}
 DIFFER = {"workers": 0}  # in Python, where a script may be without a guard; else None
-OTHERS = {  # options for which Python has a function of its own
+OTHERS = {  # options for which Python has a function, or an attribute, of its own
+    "run": {"strict"},  # `SearchResult.within_limits`
     "eval": {"tasks", "prompts", "see", "items", "kvpress_out"},  # `evaluate_prompts`
     "adapt": {"rule"},  # `learn`
 }

@@ -9,14 +9,18 @@ from kvsearch.config.from_yaml import Configured, config_option
 from kvsearch.config.run_config import RunConfig
 from kvsearch.config.to_click import options, output_options
 
+NOT_HELD = 3
 NOTHING: dict[str, Any] = {"out": None, "interrupted": True, "front": [], "rows": [], "trials": []}
 
 
 @click.command("run", cls=Configured)
 @config_option
 @options(RunConfig)
+@click.option(
+    "--strict", is_flag=True, help="exit with 3 where nothing at the budget is within the limits"
+)
 @output_options
-def command(as_json: bool, quiet: bool, **given: Any) -> None:
+def command(as_json: bool, quiet: bool, strict: bool, **given: Any) -> None:
     """Search the policy space of a model and report the front.
 
     Running the same command again goes on where it stopped.
@@ -36,3 +40,5 @@ def command(as_json: bool, quiet: bool, **given: Any) -> None:
             click.echo(closing(begun.summary, begun.folder))
         raise
     answer(as_json, found.document(), closing(found.summary, found.folder))
+    if strict and not found.within_limits:
+        raise SystemExit(NOT_HELD)

@@ -10,6 +10,7 @@ from kvsearch.pareto import front
 from kvsearch.policy import Policy
 from kvsearch.records import Row, Summary, Trial, columns, plain
 from kvsearch.report.tables import bytes_text
+from kvsearch.results.verdict import judged
 from kvsearch.run.run import Run
 from kvsearch.session.progress import Shown, TimeUp
 
@@ -42,6 +43,12 @@ class SearchResult:
         row = self.summary.row(self.summary.recommended)
         return row.policy.model_copy(update={"name": row.name})
 
+    @property
+    def within_limits(self) -> bool:
+        """Whether the recommended policy loses no more than allowed, on the mean of each loss."""
+        verdict = judged(self.summary)
+        return verdict is not None and verdict.holds != "no"
+
     def to_frame(self) -> "pd.DataFrame":
         """All trials, a row each, with every field of `kvsearch.records.Trial`.
 
@@ -57,7 +64,9 @@ class SearchResult:
 
     def document(self) -> dict[str, Any]:
         """What `kvsearch run --json` prints."""
-        return {"out": str(self.folder), "interrupted": False, **plain(self.summary)}
+        verdict = plain(judged(self.summary))
+        told = {"out": str(self.folder), "interrupted": False, "verdict": verdict}
+        return {**told, **plain(self.summary)}
 
     def __repr__(self) -> str:
         s = self.summary

@@ -18,6 +18,7 @@ from kvsearch.report.tables import (
     verdict,
 )
 from kvsearch.report.words import FACTS, TEXT, Words, words_of
+from kvsearch.results.verdict import far_behind, judged
 
 PYTHON = """\
 from kvsearch import PolicyCache
@@ -45,6 +46,8 @@ class Recommendation:
         sentence: the policy in one line, or why there is none.
         label: where it is from.
         costs: what it saves and loses, in plain sentences.
+        judgement: whether that is within the limits, likewise.
+        holds: whether it is, at least on the mean.
     """
 
     name: str | None
@@ -54,6 +57,8 @@ class Recommendation:
     figures: tuple[Figure, ...] = ()
     python: str = ""
     shell: str = ""
+    judgement: tuple[str, ...] = ()
+    holds: bool = True
 
 
 def recommendation(summary: Summary, shape: ModelShape) -> Recommendation:
@@ -82,6 +87,8 @@ def recommendation(summary: Summary, shape: ModelShape) -> Recommendation:
         figures,
         PYTHON.format(file=file),
         SHELL.format(file=file, target=summary.settings.get("target", "transformers")),
+        judgement(summary),
+        (found := judged(summary)) is None or found.holds != "no",
     )
 
 
@@ -120,6 +127,26 @@ def costs(summary: Summary) -> tuple[str, ...]:
     for more in (sizes_text(summary), needles_text(summary)):
         if more:
             said.append(f"{more[0].upper()}{more[1:]}.")
+    return tuple(said)
+
+
+def judgement(summary: Summary) -> tuple[str, ...]:
+    """Whether the recommended policy is within the limits, and what would be, if it is not."""
+    found = judged(summary)
+    if found is None:
+        return ()
+    said = [f"{found.text[0].upper()}{found.text[1:]}."]
+    if found.bytes is not None and summary.recommended is not None:
+        row = summary.row(summary.recommended)
+        slots = row.slots16 * found.bytes / row.bytes_peak
+        said.append(
+            f"Of the sizes of it that were measured, the smallest within the limits takes "
+            f"{bytes_text(found.bytes)}: --budget {slots:.0f}."
+        )
+    elif found.holds == "no":
+        said.append("No size of it that was measured is within the limits.")
+    if behind := far_behind(summary):
+        said.append(f"{behind[0].upper()}{behind[1:]}.")
     return tuple(said)
 
 

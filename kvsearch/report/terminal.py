@@ -11,7 +11,7 @@ from kvsearch.records import REPORT, Interval, Row, Summary, Throughput, plain
 from kvsearch.report.describe import describe
 from kvsearch.report.facts import STATES, gained, left_out, placed, text_name, unused
 from kvsearch.report.figure import LABEL
-from kvsearch.report.recommendation import costs, second_reading
+from kvsearch.report.recommendation import costs, judgement, second_reading
 from kvsearch.report.screen import Column, columns_of, folded, printed, table
 from kvsearch.report.tables import (
     behind_text,
@@ -22,6 +22,7 @@ from kvsearch.report.tables import (
     sizes_text,
 )
 from kvsearch.report.words import FACTS, TEXT, Words, words_of
+from kvsearch.results.verdict import judged
 
 
 def closing(summary: Summary, folder: Path) -> str:
@@ -124,7 +125,9 @@ def standing(summary: Summary) -> list[str]:
         "best published": summary.against("method"),
         "best combination": summary.against("combined"),
     }
-    shown = {"recommended": best}
+    verdict = judged(summary)
+    praised = verdict is None or verdict.holds != "no"
+    shown = {"recommended" if praised else "least lost": best}
     shown |= {title: summary.row(r.against) for title, r in opponents.items() if r is not None}
     text = w is TEXT
     level, known = "PPL" if text else _asked([best], w), text or best.exact is not None
@@ -179,9 +182,14 @@ def _level(row: Row, words: Words) -> str:
 
 def _recommendation(row: Row, summary: Summary) -> list[str]:
     budget = summary.settings["budget_slots"]
-    lines = [f"Recommended for {budget:g} fp16 slots per layer: {row.name} ({LABEL[row.kind]})"]
+    verdict = judged(summary)
+    head = f"Recommended for {budget:g} fp16 slots per layer"
+    if verdict is not None and verdict.holds == "no":
+        head = f"Nothing tried at {budget:g} fp16 slots per layer is within the limits; closest"
+    lines = [f"{head}: {row.name} ({LABEL[row.kind]})"]
     if said := costs(summary):
         lines.append(f"  {said[0]}")
+    lines += [f"  {x}" for x in judgement(summary)]
     if again := second_reading(summary):
         lines.append(f"  {again}")
     if (read := row.text) is not None:

@@ -170,7 +170,8 @@ class Run:
             self._needles(measured, {n: policies[n] for n in leads})
             measured.seconds, measured.resumed = time.perf_counter() - self.start, self.resumed
             write_atomic(self.folder.path / "measured.json", measured.text())
-            result = summary.build(self.folder, first, measured)
+            built = summary.build(self.folder, first, measured)
+            result = replace(built, limits=summary.limits_of(o))
             with shown.step("report", 1) as step:
                 summary.write(result, self.folder.path)
                 step.advance()

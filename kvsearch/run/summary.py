@@ -10,6 +10,7 @@ from typing import Any, get_args
 import numpy as np
 import pyarrow as pa
 
+from kvsearch.config.run_config import RunConfig
 from kvsearch.config.study import Settings, Study
 from kvsearch.errors import RunError
 from kvsearch.files import write_atomic, write_parquet
@@ -21,6 +22,7 @@ from kvsearch.records import (
     REPORT,
     Curve,
     Kind,
+    Limits,
     MeasuredPolicy,
     Needle,
     Recheck,
@@ -98,7 +100,13 @@ def build(folder: RunFolder, study: Study, measured: Measured, part: str = "repo
         curves=of.curves(),
         needles=measured.needles,
         examples=tuple(measured.examples),
+        limits=limits_of(study.config),
     )
+
+
+def limits_of(config: RunConfig) -> Limits:
+    """What the recommended policy of a run may lose."""
+    return Limits(config.max_drop, config.max_kld)
 
 
 def comparison(folder: RunFolder, study: Study, measured: Measured) -> Comparison:
