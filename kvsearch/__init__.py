@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from kvsearch.commands.export import export
     from kvsearch.commands.heads import heads
     from kvsearch.commands.learn import learn
-    from kvsearch.commands.prompts import evaluate_prompts
     from kvsearch.commands.prune import prune
     from kvsearch.commands.push import push
     from kvsearch.commands.run import SearchResult, search
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "KvsearchError", "LoadedModel", "Policy", "PolicyCache", "Rule", "RunConfig", "SearchResult",
-    "SearchSpace", "Text", "adapt", "bench", "evaluate", "evaluate_prompts", "export", "heads",
+    "SearchSpace", "Text", "adapt", "bench", "evaluate", "export", "heads",
     "learn", "load_model", "methods", "prune", "push", "search", "targets", "tasks",
 ]  # fmt: skip
 _MODULES = {
@@ -48,7 +47,6 @@ _MODULES = {
     "SearchResult": "kvsearch.commands.run",
     "SearchSpace": "kvsearch.space",
     "Text": "kvsearch.text",
-    "evaluate_prompts": "kvsearch.commands.prompts",
     "load_model": "kvsearch.models.load",
     "methods": "kvsearch.commands.tables",
     "search": "kvsearch.commands.run",

@@ -184,7 +184,7 @@ def test_a_run_on_prompts_ends_in_a_report_and_goes_on(
     again = search(str(sharp), **how | {"trials": 3})
     assert (out / "trials.jsonl").read_bytes().startswith(before) and again.summary.resumed
     row = next(r for r in s.rows if r.windows == most and r.name != "full")
-    eval_ = kvsearch.evaluate_prompts(row.policy, str(sharp), prompts=[own], see="aware").rows[0]
+    eval_ = kvsearch.evaluate(row.policy, str(sharp), prompts=[own], see="aware").rows[0]
     assert most == 4 and eval_.exact == row.exact
     assert eval_.flips == pytest.approx(row.workloads[0].flips)
     assert eval_.lost.mean == pytest.approx(row.workloads[0].lost.mean, abs=1e-4)

@@ -163,7 +163,7 @@ def test_eval_prints_one_document_and_keeps_every_token(
     )  # fmt: skip
     assert code == 0
     document = json.loads(out)
-    assert document["tokens"] == 2 * (256 - 96)
+    assert document["workloads"][0]["scored"] == 2 * (256 - 96)
     for result in document["results"]:
         assert result["bytes_asked"] == result["bytes_resident"] <= result["bytes_peak"]
         assert result["dnll_full"]["lo"] <= result["dnll_full"]["mean"]

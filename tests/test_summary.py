@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from kvsearch.commands.prompts import Asked, Known, PromptsResult
+from kvsearch.commands.evaluated import Evaluated, EvaluateResult, Workload
 from kvsearch.policy import Policy
 from kvsearch.policy_search.folder import RunFolder
 from kvsearch.records import Discordant, Interval, Kept, Summary, Trial
 from kvsearch.report.html import render
 from kvsearch.report.pareto_plot import picture
-from kvsearch.report.terminal import answers_table, closing
+from kvsearch.report.terminal import closing, results_table
 from kvsearch.run import summary
 from kvsearch.stats import common, mcnemar
 from tests.report_cases import IMAGES
@@ -112,28 +112,18 @@ def test_the_terminal_says_what_prompts_lose_beside_nll() -> None:
         )
         in told
     )
-    work = Known(
-        0.1, 2.0, True, name="qa", see="aware", items=9, asks=24, tokens=640, digest="",
-        full_exact=1.0, own=0,
+    work = Workload(
+        name="qa", items=9, tokens=640, scored=24, digest="", full=0.1, see="aware", empty=2.0,
+        passes=True, full_exact=1.0,
     )  # fmt: skip
-    rows = [
-        Asked(
-            "qa",
-            share,
-            share,
-            0.1,
-            24,
-            kl,
-            policy=name,
-            nll=0.3,
-            bytes_peak=9,
-            bytes_prompt=9,
-            bytes_resident=9,
-            slots16=1.0,
-            within_budget=None,
-            seconds=1.0,
+    asks = [
+        Evaluated(
+            policy=name, fingerprint="", workload="qa", nll=0.3, dnll_full=share, bytes_peak=9,
+            bytes_peak_text=9, bytes_mean=9, bytes_asked=9, bytes_resident=9, bytes_prompt=9,
+            slots16=1.0, within_budget=None, seconds=1.0, impls={}, lost=share, exact=share,
+            flips=0.1, asks=24, kl=kl,
         )
         for name, kl in (("h2o", 0.5123), ("tova", 0.25), ("mine", None))
-    ]
-    told = answers_table(PromptsResult(rows, [work], {}).document())
+    ]  # fmt: skip
+    told = results_table(EvaluateResult(asks, [work], {}).document())
     assert "KL divergence to the full cache, nats a token: h2o 0.512, tova 0.250\n" in told

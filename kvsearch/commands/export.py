@@ -10,8 +10,9 @@ from typing import Any, Literal, ParamSpec, Protocol, cast, overload
 import numpy as np
 from numpy.typing import NDArray
 
+from kvsearch.commands.evaluate import evaluate
+from kvsearch.commands.evaluated import EvaluateResult
 from kvsearch.commands.exported import Exported, Loss
-from kvsearch.commands.prompts import PromptsResult, evaluate_prompts
 from kvsearch.commands.vectors_and_storage import write_other
 from kvsearch.config.commands import ExportConfig
 from kvsearch.config.function import takes
@@ -100,8 +101,8 @@ def export(config: ExportConfig) -> Exported | tuple[Path, ...]:
     if verify:
         require(target)
     inputs.require_files(text)
-    prompted = config.prompted
-    if prompted and (verify or dataset is not None):
+    asks = config.names_prompts
+    if asks and (verify or dataset is not None):
         what = "--verify compares" if verify else "--dataset is for losses"
         raise KvsearchError(f"{what} on a text; leave --task and --prompts out")
     config.check_prompt(context)
@@ -115,11 +116,11 @@ def export(config: ExportConfig) -> Exported | tuple[Path, ...]:
             learned, model = newest(there.model) or "", ModelConfig(model=there)
         asked = method(str(policy), shape, config, context=context, prompt=prompt, learned=learned)
     loaded = None
-    if prompted or verify or text or dataset is not None:
+    if asks or verify or text or dataset is not None:
         require_writable(folder / "policy.json" if folder.exists() else folder)
-        loaded = inputs.model(model, context=1 if prompted else context, say=shown.say)
+        loaded = inputs.model(model, context=context if config.windowed else 1, say=shown.say)
         name, shape = loaded.name, loaded.shape
-        check(asked, shape, prompt=None if prompted else prompt)
+        check(asked, shape, prompt=prompt if config.windowed else None)
         require_anchors(loaded, asked)
     given = project(asked, target, shape)
     found = verdicts(asked, given, None if shape is None else shape.layers)
@@ -131,13 +132,14 @@ def export(config: ExportConfig) -> Exported | tuple[Path, ...]:
         require_free(folder, made.files)
     loss: Loss | None = None
     measured: dict[str, int] = {}
-    answered: PromptsResult | None = None
-    if loaded is not None and prompted:
+    answered: EvaluateResult | None = None
+    if loaded is not None and asks:
         both = [p.model_copy(update={"name": n}) for n, p in (("asked", asked), ("given", given))]
-        answered = evaluate_prompts(
+        answered = evaluate(
             both[: 1 + (asked.canonical() != given.canonical())], loaded, text,
             tasks=config.tasks, prompts=config.prompts, see=config.see, items=config.items,
-            progress=config.progress,
+            context=context if text else None, windows=config.windows if text else None,
+            prompt=prompt if text else 0, progress=config.progress,
         )  # fmt: skip
     elif loaded is not None:
         source = inputs.tokenized(loaded, inputs.source(text, dataset, shown.say))

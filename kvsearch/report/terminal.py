@@ -230,8 +230,20 @@ def _recommendation(row: Row, summary: Summary) -> list[str]:
 
 
 def results_table(document: dict[str, Any]) -> str:
-    """The results of `kvsearch eval`."""
-    width = printed()
+    """The results of `kvsearch eval`: one block a workload."""
+    width, found = printed(), list[str]()
+    for w in document["workloads"]:
+        rows = [r for r in document["results"] if r["workload"] == w["name"]]
+        found += (_answers if w["text"] is None else _losses)(w, rows, width)
+    lines = [f"left out: {name}: {why}" for name, why in document["left_out"].items()]
+    if any(w["text"] is None for w in document["workloads"]):
+        told = "context lost: rise of the answers' NLL over the full cache; 0 is the full cache"
+        lines = [f"{told}, 100 no context", *lines]
+    return "\n".join([*found, *folded(lines, width)])
+
+
+def _losses(workload: dict[str, Any], rows: list[dict[str, Any]], width: int | None) -> list[str]:
+    """What policies lose on a text."""
     columns = [
         Column("policy", 22, left=True),
         Column("PPL", 9, drop=1),
@@ -241,23 +253,19 @@ def results_table(document: dict[str, Any]) -> str:
         Column("s", 7, drop=3),
     ]
     cells = [
-        [r["policy"], f"{r['ppl']:.3f}", f"  {Interval(**r['dnll_full'])}",
-         f"{r['slots16']:.1f}", f"{r['bytes_peak'] / 2**20:.2f}", f"{r['seconds']:.1f}"]
-        for r in document["results"]
-    ]  # fmt: skip
-    lines = [
-        f"n = {document['tokens']} tokens of {document['text']['name']}, scored from position "
-        f"{document['score_from']} of {document['windows']} x {document['context']}; "
-        "dNLL in nats/token"
+        [r["policy"], f"{r['ppl']:.3f}", f"  {Interval(**r['dnll_full'])}", *_sizes(r)]
+        for r in rows
     ]
-    lines += [f"left out: {name}: {why}" for name, why in document["left_out"].items()]
-    notes = ["over budget" if r["within_budget"] is False else "" for r in document["results"]]
-    return "\n".join([*table(columns, cells, width, notes), *folded(lines, width)])
+    told = (
+        f"n = {workload['scored']} tokens of {workload['text']['name']}, scored from position "
+        f"{workload['score_from']} of {workload['items']} x {workload['tokens']}; dNLL in "
+        "nats/token"
+    )
+    return [*table(columns, cells, width, _over(rows)), *folded([told], width)]
 
 
-def answers_table(document: dict[str, Any]) -> str:
-    """The results of `kvsearch eval` on prompts: one block a workload."""
-    width = printed()
+def _answers(workload: dict[str, Any], rows: list[dict[str, Any]], width: int | None) -> list[str]:
+    """What policies keep of prompts and answers."""
     columns = [
         Column("  policy", 22, left=True),
         Column("context lost, % (95 %)", 26, left=True, drop=1, brief=True),
@@ -268,33 +276,33 @@ def answers_table(document: dict[str, Any]) -> str:
         Column("MiB", 8),
         Column("s", 7, drop=5),
     ]
-    found: list[str] = []
-    for w in document["workloads"]:
-        head = (
-            f"{w['name']}, question-{w['see']}: {w['asks']} answers on {w['items']} contexts"
-            + (f", {w['own']} of them the full cache's own" if w["own"] else "")
-            + f", up to {w['tokens']} tokens; full cache exact {100 * w['full_exact']:.0f} %, NLL "
-            f"{w['full']:.2f}, without the context {w['empty']:.2f}"
-            + ("" if w["passes"] else "; NOT USABLE: this model does not need the context here")
-        )
-        rows = [r for r in document["results"] if r["workload"] == w["name"]]
-        cells = [
-            [f"  {r['policy']}", _percent(r["lost"]), _percent(r["exact"]), f"{r['nll']:.2f}",
-             f"{100 * r['flips']:.0f}", f"{r['slots16']:.1f}", f"{r['bytes_peak'] / 2**20:.2f}",
-             f"{r['seconds']:.1f}"]
-            for r in rows
-        ]  # fmt: skip
-        notes = ["over budget" if r["within_budget"] is False else "" for r in rows]
-        found += [*folded([head], width), *table(columns, cells, width, notes)]
-        if kl := [f"{r['policy']} {r['kl']:.3f}" for r in rows if r["kl"] is not None]:
-            said = f"  KL divergence to the full cache, nats a token: {', '.join(kl)}"
-            found += folded([said], width)
-    lines = [
-        "context lost: rise of the answers' NLL over the full cache; 0 is the full cache, 100 no "
-        "context"
-    ]
-    lines += [f"left out: {name}: {why}" for name, why in document["left_out"].items()]
-    return "\n".join([*found, *folded(lines, width)])
+    w = workload
+    head = (
+        f"{w['name']}, question-{w['see']}: {w['scored']} answers on {w['items']} contexts"
+        + (f", {w['own']} of them the full cache's own" if w["own"] else "")
+        + f", up to {w['tokens']} tokens; full cache exact {100 * w['full_exact']:.0f} %, NLL "
+        f"{w['full']:.2f}, without the context {w['empty']:.2f}"
+        + ("" if w["passes"] else "; NOT USABLE: this model does not need the context here")
+    )
+    cells = [
+        [f"  {r['policy']}", _percent(r["lost"]), _percent(r["exact"]), f"{r['nll']:.2f}",
+         f"{100 * r['flips']:.0f}", *_sizes(r)]
+        for r in rows
+    ]  # fmt: skip
+    found = [*folded([head], width), *table(columns, cells, width, _over(rows))]
+    if kl := [f"{r['policy']} {r['kl']:.3f}" for r in rows if r["kl"] is not None]:
+        said = f"  KL divergence to the full cache, nats a token: {', '.join(kl)}"
+        found += folded([said], width)
+    return found
+
+
+def _sizes(row: dict[str, Any]) -> list[str]:
+    mib = row["bytes_peak"] / 2**20
+    return [f"{row['slots16']:.1f}", f"{mib:.2f}", f"{row['seconds']:.1f}"]
+
+
+def _over(rows: list[dict[str, Any]]) -> list[str]:
+    return ["over budget" if r["within_budget"] is False else "" for r in rows]
 
 
 def _percent(d: dict[str, float | None]) -> str:
