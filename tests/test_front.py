@@ -95,7 +95,7 @@ def test_a_search_in_python(mine: LoadedModel, tmp_path: Path, capfd: Any) -> No
     found = kvsearch.search(mine, WORDS, budget_bytes=40 * unit, out=tmp_path / "run", **how)
     assert capfd.readouterr() == ("", "")
     assert isinstance(found.best, Policy) and found.report().is_file()
-    assert found.summary.settings["budget_slots"] == 40
+    assert found.summary.settings.budget_slots == 40
     assert found.front and found.front == sorted(found.front, key=lambda r: r.bytes_peak)
     frame = found.to_frame()
     assert list(frame) == [f.name for f in fields(Trial)] and len(frame) == 1
@@ -165,7 +165,7 @@ def test_a_search_with_an_optuna_sampler(mine: LoadedModel, tmp_path: Path) -> N
     want = load_space("h2o-int4").suggest(there.ask())
     found = kvsearch.search(mine, WORDS, sampler=fixed, out=tmp_path / "run", **how)
     first = min(found.summary.trials, key=lambda t: t.number)
-    assert first.params == want and found.summary.settings["sampler"] == "RandomSampler"
+    assert first.params == want and found.summary.settings.plain()["sampler"] == "RandomSampler"
     again = kvsearch.search(mine, WORDS, sampler=fixed, out=tmp_path / "run", **how)
     assert again.best == found.best
     with pytest.raises(KvsearchError, match=r"CmaEsSampler cannot propose .* use kvei or"):

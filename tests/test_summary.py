@@ -8,13 +8,14 @@ import pytest
 from kvsearch.commands.evaluated import Evaluated, EvaluateResult, Workload
 from kvsearch.policy import Policy
 from kvsearch.policy_search.folder import RunFolder
-from kvsearch.records import Discordant, Interval, Kept, Summary, Trial
+from kvsearch.records import Discordant, Interval, Kept, Trial
 from kvsearch.report.html import render
 from kvsearch.report.pareto_plot import picture
 from kvsearch.report.terminal import closing, results_table
+from kvsearch.results.summary import Summary
 from kvsearch.run import summary
 from kvsearch.stats import common, mcnemar
-from tests.report_cases import IMAGES
+from tests.report_cases import IMAGES, asked
 
 STUDY = Path(__file__).resolve().parent.parent / "studies" / "2026-11-first-command"
 RUNS = sorted(p for part in ("records", "four-windows") for p in (STUDY / part).iterdir())
@@ -23,7 +24,7 @@ RUN = STUDY / "records" / "wikitext-3"  # its rows have 1, 2, 4, 8 and 16 window
 
 def words(found: Summary) -> tuple[str, str]:
     """The report page without its line breaks, and what the terminal shows."""
-    shape = summary.shape_from(found.model)
+    shape = found.study.shape
     html = render(found, shape, IMAGES, picture(found, shape))
     return " ".join(html.split()), closing(found, Path("run"))
 
@@ -33,7 +34,7 @@ def test_a_row_is_ahead_of_the_recommended_one_only_if_it_is_on_windows_of_both(
     """A policy on four easy windows was shown ahead of the recommended one on sixteen."""
     folder = RunFolder(run, write=False)
     found = summary.read(folder)
-    start = found.settings["score_from"] - 1
+    start = found.settings.score_from - 1
     best, ahead = found.row(found.recommended or ""), []
     for row in found.rows:
         mine, its = common(*(folder.losses("report", r.fingerprint, start) for r in (row, best)))
@@ -101,8 +102,7 @@ def test_the_terminal_says_what_prompts_lose_beside_nll() -> None:
         )
         for r in found.rows
     ]
-    asked = replace(found, rows=rows, settings={**found.settings, "see": "aware"})
-    told = closing(asked, Path("run"))
+    told = closing(replace(asked(found, "settings", see="aware"), rows=rows), Path("run"))
     assert "to the full cache: flips 3.4 % of answer tokens, KL divergence 0.022 nats" in told
     assert (
         rival is not None

@@ -1,6 +1,5 @@
 """A policy for a runtime: what becomes of each field, what that costs, and the files."""
 
-import json
 from collections.abc import Callable
 from dataclasses import replace
 from os import PathLike
@@ -41,6 +40,7 @@ from kvsearch.models.load import LoadedModel, shape_named
 from kvsearch.models.shared import policy_file
 from kvsearch.policy import ModelShape, Policy, check, layout
 from kvsearch.policy_search.folder import run_of
+from kvsearch.results.study import Study
 from kvsearch.session import inputs
 from kvsearch.session.learned import learns
 from kvsearch.session.policies import is_method, method
@@ -192,10 +192,10 @@ def _model(
     if file is None or (run := run_of(file)) is None:
         return None, None
     try:
-        found = json.loads((run / "study.json").read_text(encoding="utf-8"))["model"]
-        return found["name"], ModelShape(**found["shape"])
-    except (OSError, ValueError, KeyError, TypeError):
+        study = Study.read(run / "study.json")
+    except RunError:  # of another version
         return None, None
+    return study.model.name, study.shape
 
 
 def _losses(

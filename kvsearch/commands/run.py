@@ -8,8 +8,9 @@ from kvsearch.config.function import takes
 from kvsearch.config.run_config import RunConfig
 from kvsearch.pareto import front
 from kvsearch.policy import Policy
-from kvsearch.records import Row, Summary, Trial, columns, plain
+from kvsearch.records import Row, Trial, columns
 from kvsearch.report.tables import bytes_text
+from kvsearch.results.summary import Summary
 from kvsearch.run.run import Run
 from kvsearch.session.progress import Shown, TimeUp
 
@@ -57,7 +58,7 @@ class SearchResult:
 
     def document(self) -> dict[str, Any]:
         """What `kvsearch run --json` prints."""
-        return {"out": str(self.folder), "interrupted": False, **plain(self.summary)}
+        return {"out": str(self.folder), "interrupted": False, **self.summary.document()}
 
     def __repr__(self) -> str:
         s = self.summary
@@ -93,7 +94,7 @@ class Interrupted(KeyboardInterrupt):
             "out": str(self.folder),
             "interrupted": True,
             "front": [self.trials[i].name for i in best],
-            **plain(self.summary),
+            **self.summary.document(),
         }
 
 

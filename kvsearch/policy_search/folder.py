@@ -10,6 +10,7 @@ of scored tokens: a fortieth of the size, and every table follows from them.
 """
 
 import json
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -24,15 +25,20 @@ from pydantic import TypeAdapter
 from kvsearch.errors import RunError, named, quoted, reason
 from kvsearch.evaluation.measurement import Answered, Measurement
 from kvsearch.files import remove_drafts, write_atomic, write_parquet
-from kvsearch.policy_search import run_files
 from kvsearch.policy_search.crash_counter import Attempts
 from kvsearch.policy_search.journal import Journal
 from kvsearch.records import Trial, plain
+from kvsearch.results.study import Study
 from kvsearch.stats import BLOCK, Blocks, blocks
 
 BLOCKS = "blocks.parquet"
-_BESIDE = ("tokens", "bytes_resident", "seconds", "impls", "answers")  # of a `Measurement`
-_ANSWERS = TypeAdapter(tuple[Answered, ...])
+_BESIDE = ("tokens", "bytes_resident", "seconds", "impls")  # of a `Measurement`
+_ANSWERS = {  # columns of a table of losses where there are answers, as in `Answered`
+    "of": pa.string(), "group": pa.string(), "weight": pa.float64(), "exact": pa.list_(pa.bool_()),
+    "first": pa.list_(pa.list_(pa.int32())), "kl": pa.list_(pa.float64()),
+    "needle": pa.struct({"length": pa.int32(), "depth": pa.float64()}), "answer_nll": pa.float64(),
+}  # fmt: skip
+_OLDER = TypeAdapter(tuple[Answered, ...])  # answers that are in a file's metadata
 _DAMAGE = (OSError, pa.ArrowException, LookupError, TypeError, ValueError)  # of a Parquet file
 # `model.origin` is a sentence, another one after the first download; older runs lack `others`
 FREE = (
@@ -96,7 +102,7 @@ class RunFolder:
 
     # -- what was asked ------------------------------------------------------------------------
 
-    def claim(self, asked: dict[str, Any]) -> bool:
+    def claim(self, asked: Study) -> bool:
         """Write `study.json`, or check that this run asked the same, if one has begun.
 
         Returns:
@@ -107,7 +113,7 @@ class RunFolder:
         """
         file, begun = self.path / "study.json", False
         if file.exists():
-            was, now = question(run_files.study(file)), question(json.loads(json.dumps(asked)))
+            was, now = question(Study.read(file).document()), question(asked.document())
             differing = [
                 f"{key} was {quoted(was.get(key))}, now {quoted(now.get(key))}"
                 for key in sorted(set(was) | set(now))
@@ -122,7 +128,7 @@ class RunFolder:
                 )
             if not differing:
                 return begun
-        write_atomic(file, json.dumps(asked, indent=2, sort_keys=True) + "\n")
+        write_atomic(file, json.dumps(asked.document(), indent=2, sort_keys=True) + "\n")
         return begun  # False: a start that was refused leaves no run behind
 
     # -- trials --------------------------------------------------------------------------------
@@ -155,7 +161,8 @@ class RunFolder:
         Args:
             part: of the text.
             fingerprint: of the policy.
-            found: its losses; what is beside them goes into the file's metadata.
+            found: its losses, a row a token, and answers, in the first row of their window;
+                numbers of the whole go into the file's metadata.
             name: of the policy, for people.
         """
         nll, about = found.nll, {"name": name, **{k: getattr(found, k) for k in _BESIDE}}
@@ -165,6 +172,7 @@ class RunFolder:
                 "window": _column(np.repeat(np.arange(windows, dtype=np.int32), tokens)),
                 "pos": _column(np.tile(np.arange(1, tokens + 1, dtype=np.int32), windows)),
                 "nll": _column(nll.ravel()),
+                **_answer_columns(found.answers, tokens),
             },
             metadata={"about": json.dumps(plain(about))},
         )
@@ -184,8 +192,9 @@ class RunFolder:
             windows = int(_values(table["window"])[-1]) + 1
             about = json.loads(table.schema.metadata[b"about"])
             beside = {k: about[k] for k in _BESIDE if k in about}
-            beside["answers"] = _ANSWERS.validate_python(about.get("answers", ()))
-            return Measurement(_values(table["nll"]).reshape(windows, -1), **beside)
+            answers = _answers_of(table) or _OLDER.validate_python(about.get("answers", ()))
+            nll = _values(table["nll"]).reshape(windows, -1)
+            return Measurement(nll, **beside, answers=answers)
         except _DAMAGE as e:
             raise RunError(
                 f"cannot read {file}: {' '.join(str(e).split())[:300]}; restore it, or run the "
@@ -284,6 +293,30 @@ class RunFolder:
 
     def _nll(self, part: str, fingerprint: str) -> Path:
         return self.path / "nll" / f"{part}-{fingerprint}.parquet"
+
+
+def _answer_columns(answers: Sequence[Answered], tokens: int) -> dict[str, pa.Array]:
+    """Answers as columns, in the first of so many rows of each window."""
+    if not answers:
+        return {}
+    rows: list[dict[str, Any]] = [{}] * (len(answers) * tokens)
+    for i, a in enumerate(answers):
+        needle = None if a.needle is None else dict(zip(("length", "depth"), a.needle, strict=True))
+        rows[i * tokens] = {**vars(a), "needle": needle, "answer_nll": a.nll}
+    return {n: pa.array([row.get(n) for row in rows], type=t) for n, t in _ANSWERS.items()}
+
+
+def _answers_of(table: pa.Table) -> tuple[Answered, ...]:
+    """What `_answer_columns` wrote, if it wrote something."""
+    if "of" not in table.column_names:
+        return ()
+    found = []
+    for row in table.select(list(_ANSWERS)).to_pylist():
+        if row["of"] is not None:
+            needle, nll = row.pop("needle"), row.pop("answer_nll")
+            needle = None if needle is None else (needle["length"], needle["depth"])
+            found.append(Answered(**row, needle=needle, nll=nll))
+    return tuple(found)
 
 
 # pyarrow's shorter ways (`array`, `read_table`, `to_numpy`) import pandas: a quarter of a second.

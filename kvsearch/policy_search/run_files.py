@@ -3,16 +3,15 @@
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Self
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
 from kvsearch.errors import RunError, quoted
 from kvsearch.evaluation.measurement import Answered, Measurement
-from kvsearch.frozen import first_error
+from kvsearch.frozen import read_as
 from kvsearch.records import Example, Interval, MeasuredPolicy, Needles, Trial, plain
-
-SCHEMA = "kvsearch.run/3"  # of study.json, measured.json and frozen.json
+from kvsearch.results.study import SCHEMA
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,23 +94,12 @@ class Frozen:
         return _text(self)
 
 
-_STUDY, _MEASURED = TypeAdapter(dict[str, Any]), TypeAdapter(Measured)
+_MEASURED = TypeAdapter(Measured)
 _FROZEN, _IMPORTANCES = TypeAdapter(Frozen), TypeAdapter(dict[str, float])
-T = TypeVar("T")
-
-
-def study(file: Path) -> dict[str, Any]:
-    """What `study.json` holds, to be compared; `config.study` says what it means.
-
-    Raises:
-        FileNotFoundError: there is none.
-        RunError: it is damaged, or another version of kvsearch wrote it.
-    """
-    return read_as(file, _STUDY, SCHEMA)
 
 
 def measured(file: Path) -> Measured:
-    """What `measured.json` holds; raises as `study` does."""
+    """What `measured.json` holds; raises as `Study.read` does."""
     found = read_as(file, _MEASURED, SCHEMA)
     names = [row.name for row in found.rows]
     if "full" not in names or len({*names}) < len(names):
@@ -125,7 +113,7 @@ def measured(file: Path) -> Measured:
 
 
 def frozen(file: Path) -> Frozen:
-    """What `frozen.json` holds; raises as `study` does."""
+    """What `frozen.json` holds; raises as `Study.read` does."""
     return read_as(file, _FROZEN, SCHEMA)
 
 
@@ -139,39 +127,3 @@ def importances(file: Path) -> dict[str, float]:
 
 def _text(of: Measured | Frozen) -> str:
     return json.dumps({"schema": SCHEMA, **plain(of)}, indent=1) + "\n"
-
-
-def read_as(file: Path, kind: TypeAdapter[T], schema: str | None = None) -> T:
-    """What a file holds.
-
-    Args:
-        file: JSON.
-        kind: of the whole.
-        schema: that it names.
-
-    Raises:
-        FileNotFoundError: there is none.
-        RunError: it is damaged, or has another schema.
-    """
-    try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-        if not isinstance(found, dict):
-            raise RunError(f"{file} is damaged: it holds no object; restore it")
-        if schema is not None and found["schema"] != schema:
-            raise RunError(
-                f"{file} was written as {quoted(found['schema'])}, and this kvsearch reads "
-                f"{quoted(schema)}"
-            )
-        return kind.validate_python(found)
-    except (RunError, FileNotFoundError):
-        raise
-    except ValidationError as e:
-        raise RunError(f"{file} is damaged: {first_error(e, 'of a run')}; restore it") from e
-    except OSError as e:
-        raise RunError(f"cannot read {file}: {e.strerror or e}; restore it") from e
-    except RecursionError as e:
-        raise RunError(f"{file} is damaged: nested too deeply; restore it") from e
-    except ValueError as e:
-        raise RunError(f"{file} is damaged: not JSON ({e}); restore it") from e
-    except (KeyError, TypeError, AttributeError) as e:
-        raise RunError(f"{file} is damaged: {quoted(e)}; restore it") from e

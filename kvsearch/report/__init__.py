@@ -5,9 +5,10 @@ from typing import Any
 
 from kvsearch.files import finite, write_atomic
 from kvsearch.policy import ModelShape
-from kvsearch.records import Row, Summary
+from kvsearch.records import Row
 from kvsearch.report import facts
 from kvsearch.report.tables import front_csv, policy_files
+from kvsearch.results.summary import Summary
 
 __all__ = ["write_report"]
 
@@ -52,7 +53,7 @@ def _policy_json(summary: Summary, row: Row) -> str:
     """The policy with its name and its measures, which are not part of its identity."""
     d = row.dnll_full
     measured: dict[str, Any] = {
-        "model": summary.model["name"],
+        "model": summary.model.name,
         "text": facts.text_name(summary),
         "tokens": row.tokens,
         "nll": row.nll,

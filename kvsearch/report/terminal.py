@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from kvsearch.policy import HeadLosses
-from kvsearch.records import REPORT, Interval, Row, Summary, Throughput, plain
+from kvsearch.records import REPORT, Interval, Row, Throughput, plain
 from kvsearch.report.describe import describe
 from kvsearch.report.facts import STATES, left_out, placed, text_name, unused
 from kvsearch.report.figure import LABEL
@@ -21,7 +21,8 @@ from kvsearch.report.tables import (
     needles_text,
     sizes_text,
 )
-from kvsearch.report.words import FACTS, TEXT, Words, words_of
+from kvsearch.report.words import FACTS, MIXED, TEXT, Words, words_of
+from kvsearch.results.summary import Summary
 
 
 def closing(summary: Summary, folder: Path) -> str:
@@ -35,7 +36,7 @@ def closing(summary: Summary, folder: Path) -> str:
         return f"nothing was measured to the end; {folder} has the policies tried so far"
     w = words_of(summary)
     counted = "tokens" if w is TEXT else w.count
-    told = w.above if summary.prompted else f"{w.loss}: loss over the full cache, {w.unit}"
+    told = f"{w.loss}: loss over the full cache, {w.unit}" if w is TEXT else w.above
     unit = [
         f"  n: {counted} of {_on(REPORT, summary)}; {told}, with 95 % intervals corrected for "
         f"{len(rows) - 1} rows" + "; 0.01 is about 1 % of PPL" * (w is TEXT)
@@ -45,7 +46,7 @@ def closing(summary: Summary, folder: Path) -> str:
     known = w is TEXT or any(r.exact is not None for r in rows)
     columns = [
         Column("  policy", 24, left=True),
-        *[Column("PPL", 8, drop=1)] * summary.mixed,
+        *[Column("PPL", 8, drop=1)] * (w is MIXED),
         *[Column(_asked(rows, w), 8, drop=1)] * known,
         Column(f"  {w.loss} (95 %)", 28, left=True, brief=True),
         Column("fp16 slots", 10, drop=3),
@@ -57,10 +58,10 @@ def closing(summary: Summary, folder: Path) -> str:
         mark = "->" if r.name == summary.recommended else ("* " if r.on_front else "  ")
         note = [] if r.within_budget or r.kind == "full" else ["over budget"]
         if r.kind == "searched" and not r.on_front:
-            note.append(f"off the front on {'these prompts' if summary.prompted else 'this text'}")
+            note.append(f"off the front on {w.these}")
         notes.append("  ".join(note))
         cells.append(
-            [f"{mark}{r.name}", *[_more_ppl(r)] * summary.mixed, *[_level(r, w)] * known,
+            [f"{mark}{r.name}", *[_more_ppl(r)] * (w is MIXED), *[_level(r, w)] * known,
              f"  {r.dnll_full}", f"{r.slots16:.1f}", f"{r.bytes_peak / 2**20:.2f}", str(r.tokens)]
         )  # fmt: skip
     found = ["", *folded([summary.open] if summary.open else [], width)]
@@ -131,14 +132,14 @@ def standing(summary: Summary) -> list[str]:
     columns = [
         Column("so far", 18, left=True),
         Column("policy", max(14, *(len(r.name) + 1 for r in shown.values())), left=True),
-        *[Column("PPL", 8, drop=1)] * summary.mixed,
+        *[Column("PPL", 8, drop=1)] * (w is MIXED),
         *[Column(level, 8, drop=1)] * known,
         Column(f"  {w.loss} (95 %)", 28, left=True, brief=True),
         Column("MiB", 7),
-        Column("tokens" if text else "n" if summary.mixed else "contexts", 10, drop=2),
+        Column("tokens" if text else "n" if (w is MIXED) else "contexts", 10, drop=2),
     ]
     cells = [
-        [title, r.name, *[_more_ppl(r)] * summary.mixed,
+        [title, r.name, *[_more_ppl(r)] * (w is MIXED),
          *[_more_ppl(r) if text else w.level_of(r)[0]] * known, f"  {r.dnll_full}",
          f"{r.bytes_peak / 2**20:.2f}", str(r.tokens)]
         for title, r in shown.items()
@@ -168,9 +169,7 @@ def _on(text: str, summary: Summary) -> str:
     """A text by its name; of an unfinished run the part that was measured by then."""
     if text == REPORT and summary.open:
         return text_name(summary)
-    if summary.mixed and text == REPORT:
-        return "the report part"
-    return "report prompts" if summary.prompted and text == REPORT else text
+    return words_of(summary).report if text == REPORT else text
 
 
 def _level(row: Row, words: Words) -> str:
@@ -178,7 +177,7 @@ def _level(row: Row, words: Words) -> str:
 
 
 def _recommendation(row: Row, summary: Summary) -> list[str]:
-    budget = summary.settings["budget_slots"]
+    budget = summary.settings.budget_slots
     lines = [f"Recommended for {budget:g} fp16 slots per layer: {row.name} ({LABEL[row.kind]})"]
     if said := costs(summary):
         lines.append(f"  {said[0]}")
@@ -191,7 +190,7 @@ def _recommendation(row: Row, summary: Summary) -> list[str]:
     for k in row.asked:
         full = next(x for x in summary.row("full").workloads if x.workload == k.workload)
         lines.append(
-            f"  {k.workload}, question-{summary.settings['see']}: exact "
+            f"  {k.workload}, question-{summary.settings.see}: exact "
             f"{_percent(plain(k.exact))} % of {k.asks} answers, the full cache "
             f"{_percent(plain(full.exact))} % of {full.asks}; context lost "
             f"{_percent(plain(k.lost))} %"

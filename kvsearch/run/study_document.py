@@ -9,10 +9,10 @@ from typing import Any
 
 from kvsearch.config.budget import Budget
 from kvsearch.config.run_config import RunConfig
-from kvsearch.config.study import Model, Settings, Study, Text, Texts
 from kvsearch.knobs import Setting
 from kvsearch.models.load import LoadedModel
 from kvsearch.policy_search.folder import question
+from kvsearch.results.study import Model, Settings, Study, Text, Texts
 from kvsearch.session import inputs
 from kvsearch.space import SearchSpace
 

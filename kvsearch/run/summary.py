@@ -10,10 +10,10 @@ from typing import Any, get_args
 import numpy as np
 import pyarrow as pa
 
-from kvsearch.config.study import Settings, Study
+from kvsearch.config import study as studies
 from kvsearch.errors import RunError
 from kvsearch.files import write_atomic, write_parquet
-from kvsearch.policy import ModelShape, check, layout
+from kvsearch.policy import check, layout
 from kvsearch.policy_search import run_files
 from kvsearch.policy_search.folder import RunFolder
 from kvsearch.policy_search.run_files import Measured, MeasuredRow
@@ -25,23 +25,19 @@ from kvsearch.records import (
     Needle,
     Recheck,
     Row,
-    Summary,
     Trial,
     columns,
 )
 from kvsearch.report import write_report
 from kvsearch.results.compare import Comparison, Entry
+from kvsearch.results.study import Settings, Study
+from kvsearch.results.summary import Summary
 from kvsearch.run.report_windows import looks
 from kvsearch.stats import Blocks, corrected
 
 
 class Unfinished(RunError):
     """A run that has measured nothing on the report text yet."""
-
-
-def shape_from(model: dict[str, Any]) -> ModelShape:
-    """The shape that a run recorded."""
-    return ModelShape(**model["shape"])
 
 
 def read(folder: RunFolder) -> Summary:
@@ -52,7 +48,7 @@ def read(folder: RunFolder) -> Summary:
         KvsearchError: it is damaged.
     """
     try:
-        study = Study.read(folder.path / "study.json")
+        study = studies.read(folder.path / "study.json")
         measured = run_files.measured(folder.path / "measured.json")
     except FileNotFoundError as e:
         raise Unfinished(
@@ -77,14 +73,7 @@ def build(folder: RunFolder, study: Study, measured: Measured, part: str = "repo
     searched = {t.fingerprint: t.dnll for t in trials if t.dnll is not None}
     rows = [of.row(m, searched.get(m.fingerprint)) for m in measured.rows]
     return Summary(
-        model=study.model.plain(),
-        text=study.text.plain(),
-        settings={
-            **study.settings.plain(),
-            "versions": study.versions,
-            "intervals_corrected_for_rows": len(rows) - 1,
-        },
-        budget_bytes=study.settings.budget_bytes,
+        study=study,
         rows=sorted(rows, key=lambda r: r.nll),
         trials=trials,
         recommended=measured.recommended,
@@ -210,7 +199,7 @@ def _rechecks(of: Comparison, best: str, text: str, often: int) -> list[Recheck]
 def write(summary: Summary, folder: Path) -> None:
     """Write the report, the policies and the tables of a run; nothing before there are rows."""
     if summary.rows:
-        write_report(summary, folder, shape=shape_from(summary.model))
+        write_report(summary, folder, shape=summary.study.shape)
         write_tables(summary, folder)
 
 
@@ -223,7 +212,7 @@ def write_tables(summary: Summary, folder: Path) -> None:
     if summary.recommended is not None:
         row = summary.row(summary.recommended)
         about = {
-            "model": summary.model["name"],
+            "model": summary.model.name,
             "nll": row.nll,
             "dnll_full": row.dnll_full.mean,
             "bytes_peak": row.bytes_peak,

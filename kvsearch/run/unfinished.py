@@ -4,12 +4,13 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 
-from kvsearch.config.study import Study
 from kvsearch.policy_search import run_files
 from kvsearch.policy_search.fidelity import comparable, contenders
 from kvsearch.policy_search.folder import RunFolder
 from kvsearch.policy_search.run_files import Measured, MeasuredRow
-from kvsearch.records import Summary, Trial
+from kvsearch.records import Trial
+from kvsearch.results.study import Study
+from kvsearch.results.summary import Summary
 from kvsearch.run import summary
 
 OPEN = {
@@ -73,10 +74,7 @@ def _has(folder: RunFolder, part: str, names: Mapping[str, Trial], *wanted: str)
 def _empty(study: Study, trials: list[Trial], seconds: float | None) -> Summary:
     """Before any policy could be compared with the full cache."""
     return Summary(
-        model=study.model.plain(),
-        text=study.text.plain(),
-        settings={**study.settings.plain(), "versions": study.versions},
-        budget_bytes=study.settings.budget_bytes,
+        study=study,
         rows=[],
         trials=trials,
         recommended=None,
