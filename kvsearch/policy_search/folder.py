@@ -40,26 +40,6 @@ _ANSWERS = {  # columns of a table of losses where there are answers, as in `Ans
 }  # fmt: skip
 _OLDER = TypeAdapter(tuple[Answered, ...])  # answers that are in a file's metadata
 _DAMAGE = (OSError, pa.ArrowException, LookupError, TypeError, ValueError)  # of a Parquet file
-# `model.origin` is a sentence, another one after the first download; older runs lack `others`
-FREE = (
-    "versions.",
-    "options.",
-    "trials",
-    "settings.left_out",
-    "model.origin",
-    "model.shape.others",
-)
-
-
-def question(asked: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Dotted name -> value of every field of `study.json` that makes a run another one."""
-    found: dict[str, Any] = {}
-    for name, value in ((prefix + key, value) for key, value in asked.items()):
-        if isinstance(value, dict):
-            found |= question(value, f"{name}.")
-        elif not name.startswith(FREE):
-            found[name] = value
-    return found
 
 
 def run_of(file: Path) -> Path | None:
@@ -113,7 +93,7 @@ class RunFolder:
         """
         file, begun = self.path / "study.json", False
         if file.exists():
-            was, now = question(Study.read(file).document()), question(asked.document())
+            was, now = Study.read(file).question, asked.question
             differing = [
                 f"{key} was {quoted(was.get(key))}, now {quoted(now.get(key))}"
                 for key in sorted(set(was) | set(now))

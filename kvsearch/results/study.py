@@ -1,5 +1,7 @@
 """What `study.json` says of a run: its model, texts and options, and what they came to."""
 
+import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Self
 
@@ -10,6 +12,8 @@ from kvsearch.policy import ModelShape
 from kvsearch.workloads.items import See
 from kvsearch.workloads.parts import TEXT
 
+# these do not make a run another one; `model.origin` is another sentence after the first download
+FREE = ("versions", "options", "trials", "settings.left_out", "model.origin")
 SCHEMA = "kvsearch.run/3"  # of study.json, measured.json and frozen.json
 
 Count = Annotated[int, Field(ge=1, le=MOST)]
@@ -123,6 +127,11 @@ class Study(_Record):
         """What the file holds."""
         return {"schema": SCHEMA, **self.plain()}
 
+    @property
+    def question(self) -> dict[str, Any]:
+        """Dotted name -> value of every field that makes a run another one."""
+        return dict(_leaves(json.loads(json.dumps(self.document()))))
+
     @classmethod
     def read(cls, file: Path) -> Self:
         """A file as it was written; `config.study` says which options it is of.
@@ -132,3 +141,14 @@ class Study(_Record):
             RunError: it is damaged, or another version of kvsearch wrote it.
         """
         return read_as(file, TypeAdapter(cls), SCHEMA)
+
+
+def _leaves(data: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted names and values, without what is `FREE`."""
+    for name, value in ((prefix + key, value) for key, value in data.items()):
+        if name in FREE:
+            continue
+        if isinstance(value, dict):
+            yield from _leaves(value, f"{name}.")
+        else:
+            yield name, value

@@ -129,7 +129,7 @@ class Run:
             options, self.loaded, self.text, self.setting, self.space, budget=budget,
             score_from=self.score_from, portfolio=[name for name, _ in self.portfolio],
         )  # fmt: skip
-        self.folder = RunFolder(options.out or default_folder(self.study.document()))
+        self.folder = RunFolder(options.out or default_folder(self.study))
         try:
             self.resumed = self.folder.claim(self.study)
         except KvsearchError:
