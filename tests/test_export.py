@@ -70,6 +70,14 @@ def test_losses_of_both_policies_are_those_of_the_evaluator(
         assert found == pytest.approx(float(nll.mean()), abs=1e-5)
     assert not done.given.scored and done.loss.asked != done.loss.given
     assert done.loss.runtime is None and done.loss.agrees is None
+    both = export(
+        file, "llamacpp", tmp_path / "both", model=str(tiny_folder), text=str(prose), context=160,
+        tasks="needle,tokens=160", items=2,
+    ).answers  # fmt: skip
+    assert both is not None
+    assert [r.workload for r in both.rows] == ["text"] * 2 + ["needle,tokens=160"] * 2
+    told = [r.nll for r in both.rows[:2]]
+    assert told == pytest.approx([done.loss.asked, done.loss.given], abs=1e-6)
 
 
 @pytest.mark.parametrize(

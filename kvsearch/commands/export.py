@@ -140,6 +140,7 @@ def export(config: ExportConfig) -> Exported | tuple[Path, ...]:
             tasks=config.tasks, prompts=config.prompts, see=config.see, items=config.items,
             context=context if text else None, windows=config.windows if text else None,
             prompt=prompt if text else 0, progress=config.progress,
+            score_from=_scored_from(asked, given, prompt, context) if text else None,
         )  # fmt: skip
     elif loaded is not None:
         source = inputs.tokenized(loaded, inputs.source(text, dataset, shown.say))
@@ -198,6 +199,11 @@ def _model(
     return study.model.name, study.shape
 
 
+def _scored_from(asked: Policy, given: Policy, prompt: int, tokens: int) -> int:
+    """Where the larger cache is full, or the middle of a window if that comes first."""
+    return max(1, prompt, min(max(asked.slots or 1, given.slots or 1), tokens // 2))
+
+
 def _losses(
     asked: Policy,
     given: Policy,
@@ -213,7 +219,7 @@ def _losses(
     evaluator = Evaluator(loaded)
     measured: dict[str, int] = {}
     layers, T = loaded.shape.layers, ids.shape[1]
-    start = max(1, prompt, min(max(asked.slots or 1, given.slots or 1), T // 2))
+    start = _scored_from(asked, given, prompt, T)
     losses: dict[str, NDArray[np.float32]] = {}
     with shown.step("losses", 2 + verify) as step:
         for p in (asked, given):
