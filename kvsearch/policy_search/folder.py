@@ -10,7 +10,7 @@ of scored tokens: a fortieth of the size, and every table follows from them.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -33,11 +33,14 @@ from kvsearch.stats import BLOCK, Blocks, blocks
 
 BLOCKS = "blocks.parquet"
 _BESIDE = ("tokens", "bytes_resident", "seconds", "impls")  # of a `Measurement`
-_ANSWERS = {  # columns of a table of losses where there are answers, as in `Answered`
-    "of": pa.string(), "group": pa.string(), "weight": pa.float64(), "exact": pa.list_(pa.bool_()),
-    "first": pa.list_(pa.list_(pa.int32())), "kl": pa.list_(pa.float64()),
-    "needle": pa.struct({"length": pa.int32(), "depth": pa.float64()}), "answer_nll": pa.float64(),
-}  # fmt: skip
+_ANSWER = pa.struct(  # the fields of `Answered`, in the table of losses and in that of blocks
+    {
+        "of": pa.string(), "group": pa.string(), "weight": pa.float64(),
+        "exact": pa.list_(pa.bool_()), "first": pa.list_(pa.list_(pa.int32())),
+        "kl": pa.list_(pa.float64()),
+        "needle": pa.struct({"length": pa.int32(), "depth": pa.float64()}), "nll": pa.float64(),
+    }
+)  # fmt: skip
 _OLDER = TypeAdapter(tuple[Answered, ...])  # answers that are in a file's metadata
 _DAMAGE = (OSError, pa.ArrowException, LookupError, TypeError, ValueError)  # of a Parquet file
 
@@ -147,12 +150,16 @@ class RunFolder:
         """
         nll, about = found.nll, {"name": name, **{k: getattr(found, k) for k in _BESIDE}}
         windows, tokens = nll.shape
+        answers = {}
+        if found.answers:
+            rows = [x for a in found.answers for x in (_plain(a), *[None] * (tokens - 1))]
+            answers = {"answer": pa.array(rows, type=_ANSWER)}
         table = pa.table(
             {
                 "window": _column(np.repeat(np.arange(windows, dtype=np.int32), tokens)),
                 "pos": _column(np.tile(np.arange(1, tokens + 1, dtype=np.int32), windows)),
                 "nll": _column(nll.ravel()),
-                **_answer_columns(found.answers, tokens),
+                **answers,
             },
             metadata={"about": json.dumps(plain(about))},
         )
@@ -172,7 +179,10 @@ class RunFolder:
             windows = int(_values(table["window"])[-1]) + 1
             about = json.loads(table.schema.metadata[b"about"])
             beside = {k: about[k] for k in _BESIDE if k in about}
-            answers = _answers_of(table) or _OLDER.validate_python(about.get("answers", ()))
+            if "answer" in table.column_names:
+                answers = _answers(table["answer"].to_pylist())
+            else:
+                answers = _OLDER.validate_python(about.get("answers", ()))
             nll = _values(table["nll"]).reshape(windows, -1)
             return Measurement(nll, **beside, answers=answers)
         except _DAMAGE as e:
@@ -210,13 +220,19 @@ class RunFolder:
         if self.has_nll(part, fingerprint) or (part, fingerprint) not in self._blocks:
             found = self.load_nll(part, fingerprint)
             return blocks(found.nll[:, start:], groups=found.groups, strata=found.strata)
-        kept_from, kept = self._blocks[part, fingerprint]
+        kept_from, kept, _ = self._blocks[part, fingerprint]
         if kept_from != start:
             raise RunError(
                 f"{self.path / BLOCKS} holds losses scored from token {kept_from + 1} on, not from "
                 f"{start + 1}"
             )
         return kept
+
+    def answers(self, part: str, fingerprint: str) -> tuple[Answered, ...]:
+        """Answers of a policy on a part of prompts, one an item; raises as `losses` does."""
+        if self.has_nll(part, fingerprint) or (part, fingerprint) not in self._blocks:
+            return self.load_nll(part, fingerprint).answers
+        return self._blocks[part, fingerprint][2]
 
     def shrink(self, start: int) -> None:
         """Replace every per-token NLL by sums over blocks of scored tokens.
@@ -229,12 +245,16 @@ class RunFolder:
         files = sorted((self.path / "nll").glob("*.parquet"))
         names = [*self._blocks, *(f.stem.rsplit("-", 1) for f in files)]
         found = {(part, key): self.losses(part, key, start) for part, key in names}
+        answers = [self.answers(part, key) for part, key in found]
         columns = {
             "part": pa.array([part for part, _ in found]),
             "fingerprint": pa.array([key for _, key in found]),
             "window_tokens": pa.array([int(b.tokens.sum()) for b in found.values()]),
             "sums": pa.array([b.sums.tolist() for b in found.values()]),  # of each window
         }
+        if any(answers):
+            rows = [[_plain(a) for a in some] for some in answers]
+            columns["answers"] = pa.array(rows, type=pa.list_(_ANSWER))
         if any(b.groups for b in found.values()):
             columns["groups"] = pa.array([list(b.groups) for b in found.values()])
         if any(b.strata for b in found.values()):
@@ -252,8 +272,8 @@ class RunFolder:
             file.unlink()
 
     @cached_property
-    def _blocks(self) -> dict[tuple[str, str], tuple[int, Blocks]]:
-        """By part and fingerprint: how many losses are not scored, and the blocks of the others."""
+    def _blocks(self) -> dict[tuple[str, str], tuple[int, Blocks, tuple[Answered, ...]]]:
+        """By part and fingerprint: how many losses are not scored, others as blocks, answers."""
         file = self.path / BLOCKS
         if not file.exists():
             return {}
@@ -266,7 +286,8 @@ class RunFolder:
                 tokens = np.diff([*range(0, row["window_tokens"], block), row["window_tokens"]])
                 about = (tuple(row.get(k) or ()) for k in ("groups", "strata"))
                 of = Blocks(np.array(row["sums"]), tokens, *about)
-                found[row["part"], row["fingerprint"]] = start, of
+                answers = _answers(row.get("answers") or ())
+                found[row["part"], row["fingerprint"]] = start, of, answers
         except _DAMAGE as e:
             raise RunError(f"cannot read {file}: {' '.join(str(e).split())[:300]}") from e
         return found
@@ -275,28 +296,20 @@ class RunFolder:
         return self.path / "nll" / f"{part}-{fingerprint}.parquet"
 
 
-def _answer_columns(answers: Sequence[Answered], tokens: int) -> dict[str, pa.Array]:
-    """Answers as columns, in the first of so many rows of each window."""
-    if not answers:
-        return {}
-    rows: list[dict[str, Any]] = [{}] * (len(answers) * tokens)
-    for i, a in enumerate(answers):
-        needle = None if a.needle is None else dict(zip(("length", "depth"), a.needle, strict=True))
-        rows[i * tokens] = {**vars(a), "needle": needle, "answer_nll": a.nll}
-    return {n: pa.array([row.get(n) for row in rows], type=t) for n, t in _ANSWERS.items()}
+def _plain(answered: Answered) -> dict[str, Any]:
+    """As a value of `_ANSWER`."""
+    found, needle = dict(vars(answered)), answered.needle
+    found["needle"] = needle and dict(zip(("length", "depth"), needle, strict=True))
+    return found
 
 
-def _answers_of(table: pa.Table) -> tuple[Answered, ...]:
-    """What `_answer_columns` wrote, if it wrote something."""
-    if "of" not in table.column_names:
-        return ()
-    found = []
-    for row in table.select(list(_ANSWERS)).to_pylist():
-        if row["of"] is not None:
-            needle, nll = row.pop("needle"), row.pop("answer_nll")
-            needle = None if needle is None else (needle["length"], needle["depth"])
-            found.append(Answered(**row, needle=needle, nll=nll))
-    return tuple(found)
+def _answers(rows: Iterable[dict[str, Any] | None]) -> tuple[Answered, ...]:
+    """Of values of `_ANSWER`, what is there."""
+    return tuple(
+        Answered(**{**row, "needle": row["needle"] and tuple(row["needle"].values())})
+        for row in rows
+        if row is not None
+    )
 
 
 # pyarrow's shorter ways (`array`, `read_table`, `to_numpy`) import pandas: a quarter of a second.

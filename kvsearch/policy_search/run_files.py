@@ -3,31 +3,25 @@
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Self
 
 from pydantic import TypeAdapter
 
 from kvsearch.errors import RunError, quoted
-from kvsearch.evaluation.measurement import Answered, Measurement
+from kvsearch.evaluation.measurement import Measurement
 from kvsearch.frozen import read_as
 from kvsearch.records import Example, Interval, MeasuredPolicy, Needles, Trial, plain
 from kvsearch.results.study import SCHEMA
 
 
-@dataclass(frozen=True, kw_only=True)
-class MeasuredRow(MeasuredPolicy):
-    """A policy on the report part, beside its losses, and of prompts its answers by item."""
-
-    answers: tuple[Answered, ...] = ()
-
-    @classmethod
-    def of(cls, trial: Trial, found: Measurement, stopped: Interval | None = None) -> Self:
-        """A row of a trial that was measured on the report part."""
-        return cls(
-            name=trial.name, kind=trial.kind, policy=trial.policy, fingerprint=trial.fingerprint,
-            bytes_resident=found.bytes_resident, seconds=found.seconds, impls=found.impls,
-            stopped=stopped, speed=trial.speed, answers=found.answers,
-        )  # fmt: skip
+def measured_row(
+    trial: Trial, found: Measurement, stopped: Interval | None = None
+) -> MeasuredPolicy:
+    """A trial that was measured on the report part."""
+    return MeasuredPolicy(
+        name=trial.name, kind=trial.kind, policy=trial.policy, fingerprint=trial.fingerprint,
+        bytes_resident=found.bytes_resident, seconds=found.seconds, impls=found.impls,
+        stopped=stopped, speed=trial.speed,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -59,7 +53,7 @@ class Sizes:
 class Measured:
     """Of `measured.json`, by the present names; `records.Summary` says what they mean."""
 
-    rows: list[MeasuredRow]
+    rows: list[MeasuredPolicy]
     recommended: str | None = None
     seconds: float | None = 0.0
     resumed: bool = False

@@ -16,7 +16,7 @@ from kvsearch.files import write_atomic, write_parquet
 from kvsearch.policy import check, layout
 from kvsearch.policy_search import run_files
 from kvsearch.policy_search.folder import RunFolder
-from kvsearch.policy_search.run_files import Measured, MeasuredRow
+from kvsearch.policy_search.run_files import Measured
 from kvsearch.records import (
     REPORT,
     Curve,
@@ -106,7 +106,7 @@ class _Report:
         self.rows = {m.name: m for m in measured.rows}
         self.compared = self._comparison(part, list(self.rows), answers=True)
 
-    def row(self, m: MeasuredRow, search_dnll: float | None) -> Row:
+    def row(self, m: MeasuredPolicy, search_dnll: float | None) -> Row:
         """A row with its figures."""
         name, of = m.name, self.compared
         mine, mean, best = of.entries[name], of.loss[name], of.best("method", name)
@@ -131,7 +131,7 @@ class _Report:
             exact=of.exact(name),
             workloads=of.kept(name),
             discordant=of.discordant(name),
-            needles=tuple(Needle(a.of, *a.needle, a.exact[0]) for a in m.answers if a.needle),
+            needles=tuple(Needle(a.of, *a.needle, a.exact[0]) for a in mine.answers if a.needle),
         )
 
     def curves(self) -> tuple[Curve, ...]:
@@ -174,7 +174,7 @@ class _Report:
                 m.kind,
                 layout(m.policy, self.shape).bytes_peak(*self.tokens),
                 self._losses(part, m.fingerprint),
-                m.answers if answers else (),
+                self.folder.answers(part, m.fingerprint) if answers else (),
                 stopped=m.stopped is not None and part == self.part,
             )
         _alike({n: e.losses for n, e in found.items()}, self.folder.path)

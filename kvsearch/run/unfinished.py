@@ -7,8 +7,8 @@ from dataclasses import replace
 from kvsearch.policy_search import run_files
 from kvsearch.policy_search.fidelity import comparable, contenders
 from kvsearch.policy_search.folder import RunFolder
-from kvsearch.policy_search.run_files import Measured, MeasuredRow
-from kvsearch.records import Trial
+from kvsearch.policy_search.run_files import Measured, measured_row
+from kvsearch.records import MeasuredPolicy, Trial
 from kvsearch.results.study import Study
 from kvsearch.results.summary import Summary
 from kvsearch.run import summary
@@ -53,9 +53,9 @@ def so_far(folder: RunFolder, study: Study, seconds: float | None = None) -> Sum
             best = min(done, key=lambda t: t.dnll or 0.0).name if done else None
         leads = {t.name for t in contenders(trials, study.settings.budget_bytes)}
         chosen = [n for n, t in names.items() if t.kind != "searched" or n in leads]
-    rows = list[MeasuredRow]()
+    rows = list[MeasuredPolicy]()
     for t in (names[n] for n in chosen if n in names and _has(folder, part, names, n)):
-        row = MeasuredRow.of(t, folder.load_nll(part, t.fingerprint))
+        row = measured_row(t, folder.load_nll(part, t.fingerprint))
         if part == "search":  # measured without packing, and without divergences
             row = replace(row, bytes_resident=None, impls={})
         rows.append(row)
