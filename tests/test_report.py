@@ -31,7 +31,7 @@ PICTURES = True  # are drawn: see conftest.py
 def written(tmp_path_factory):
     folder = tmp_path_factory.mktemp("run")
     summary = make_summary()
-    return summary, folder, write_report(summary, folder, shape=SHAPE)
+    return summary, folder, write_report(summary, folder)
 
 
 def page(summary: Summary) -> str:
@@ -153,7 +153,7 @@ def test_sizes_and_facts_say_what_memory_buys(tmp_path: Path) -> None:
     assert "with fewer than" in sizes_text(replace(found, curves=(low, its)))
     lost = replace(mine, points=((h2o.bytes_peak // 4, 0.3),))
     assert sizes_text(replace(found, curves=(lost, its))) == "" == sizes_text(made)
-    write_report(found, tmp_path, shape=SHAPE)
+    write_report(found, tmp_path)
     text = (tmp_path / "report.html").read_text("utf-8")
     assert "answered exactly: the full cache 8, h2o 240 0" in text and sizes_text(found)[1:] in text
 

@@ -199,7 +199,7 @@ def _rechecks(of: Comparison, best: str, text: str, often: int) -> list[Recheck]
 def write(summary: Summary, folder: Path) -> None:
     """Write the report, the policies and the tables of a run; nothing before there are rows."""
     if summary.rows:
-        write_report(summary, folder, shape=summary.study.shape)
+        write_report(summary, folder)
         write_tables(summary, folder)
 
 
