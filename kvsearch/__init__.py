@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from kvsearch.commands.heads import heads
     from kvsearch.commands.learn import learn
     from kvsearch.commands.need import need
-    from kvsearch.commands.prompts import evaluate_prompts
     from kvsearch.commands.prune import prune
     from kvsearch.commands.push import push
     from kvsearch.commands.run import SearchResult, search
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "KvsearchError", "LoadedModel", "Policy", "PolicyCache", "Rule", "RunConfig", "SearchResult",
-    "SearchSpace", "Text", "adapt", "bench", "evaluate", "evaluate_prompts", "export", "heads",
+    "SearchSpace", "Text", "adapt", "bench", "evaluate", "export", "heads",
     "learn", "load_model", "methods", "need", "prune", "push", "search", "targets", "tasks",
 ]  # fmt: skip
 _MODULES = {
@@ -49,7 +48,6 @@ _MODULES = {
     "SearchResult": "kvsearch.commands.run",
     "SearchSpace": "kvsearch.space",
     "Text": "kvsearch.text",
-    "evaluate_prompts": "kvsearch.commands.prompts",
     "load_model": "kvsearch.models.load",
     "methods": "kvsearch.commands.tables",
     "search": "kvsearch.commands.run",

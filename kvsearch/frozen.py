@@ -1,15 +1,25 @@
 """The base of every value type that crosses a boundary: policies, rules, spaces, run options."""
 
+import json
 import re
 from collections.abc import Iterator, Mapping
 from functools import cache
 from math import inf
-from typing import Any, get_args
+from pathlib import Path
+from typing import Any, TypeVar, get_args
 
-from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    TypeAdapter,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+)
 
-from kvsearch.errors import KvsearchError, quoted
+from kvsearch.errors import KvsearchError, RunError, quoted
 
+T = TypeVar("T")
 MOST = 1 << 60  # no count of tokens or bytes is larger, and what is made of it stays in range
 
 
@@ -120,3 +130,39 @@ def first_error(error: ValidationError, whole: str = "policy") -> str:
         message = message[own.end() :]
         path = f"{path}.{own[1]}" if path and "." not in own[1] and path != own[1] else own[1]
     return f"field {path[:200] or whole}: {message}{shown[:200]}"
+
+
+def read_as(file: Path, kind: TypeAdapter[T], schema: str | None = None) -> T:
+    """What a file holds.
+
+    Args:
+        file: JSON.
+        kind: of the whole.
+        schema: that it names.
+
+    Raises:
+        FileNotFoundError: there is none.
+        RunError: it is damaged, or has another schema.
+    """
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+        if not isinstance(found, dict):
+            raise RunError(f"{file} is damaged: it holds no object; restore it")
+        if schema is not None and found["schema"] != schema:
+            raise RunError(
+                f"{file} was written as {quoted(found['schema'])}, and this kvsearch reads "
+                f"{quoted(schema)}"
+            )
+        return kind.validate_python(found)
+    except (RunError, FileNotFoundError):
+        raise
+    except ValidationError as e:
+        raise RunError(f"{file} is damaged: {first_error(e, 'of a run')}; restore it") from e
+    except OSError as e:
+        raise RunError(f"cannot read {file}: {e.strerror or e}; restore it") from e
+    except RecursionError as e:
+        raise RunError(f"{file} is damaged: nested too deeply; restore it") from e
+    except ValueError as e:
+        raise RunError(f"{file} is damaged: not JSON ({e}); restore it") from e
+    except (KeyError, TypeError, AttributeError) as e:
+        raise RunError(f"{file} is damaged: {quoted(e)}; restore it") from e

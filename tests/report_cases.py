@@ -1,13 +1,16 @@
 """The summary of a run, made by hand, for tests of what reports show."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from kvsearch.pareto import front
 from kvsearch.policy import Budgets, Ladder, ModelShape, Policy, Quantizer, Tier, layout
-from kvsearch.records import Interval, Recheck, Row, Summary, Throughput, Trial
+from kvsearch.records import Interval, Recheck, Row, Throughput, Trial
+from kvsearch.results.study import Study
+from kvsearch.results.summary import Summary
 from kvsearch.rules import Attention
 
 SHAPE = ModelShape(layers=30, kv_heads=3, head_dim=64, heads=9)
@@ -58,6 +61,12 @@ CANDIDATES: list[tuple[str, str, Policy, float]] = [
 POLICIES = {name: policy for name, _, policy, _ in CANDIDATES}
 
 
+def asked(of: Summary, part: str, **changed: Any) -> Summary:
+    """The summary of a run with other settings, or another text or model."""
+    inner = getattr(of.study, part).model_copy(update=changed)
+    return replace(of, study=of.study.model_copy(update={part: inner}))
+
+
 def make_summary(*, recommended: str | None = "trial 31", sure: bool = True) -> Summary:
     """A summary; `sure=False` widens every interval across zero."""
     peaks = {n: layout(p, SHAPE).bytes_peak(CONTEXT) for n, p in POLICIES.items()}
@@ -105,19 +114,22 @@ def make_summary(*, recommended: str | None = "trial 31", sure: bool = True) -> 
         Recheck("sotu/report", "trial 31", "h2o 240", Interval(-0.07, -0.15, 0.004), 8192),
     ]
     return Summary(
-        model={
-            "name": "SmolLM2-135M-Instruct", "revision": "Q4_1", "digest": "9f2b7c41d0aa",
-            "shape": {"layers": 30, "kv_heads": 3, "head_dim": 64, "heads": 9},
-        },
-        text={
-            part: {"name": f"wikitext2/{part}", "tokens": n, "token_sha256": f"{n:x}4f3e42"}
-            for part, n in (("search", 20_480), ("select", 16_384), ("report", 17_408))
-        },
-        settings={
-            "budget_slots": 256, "context": CONTEXT, "report_windows": 8, "score_from": 256,
-            "seed": 7, "space": "default", "versions": {"torch": "2.11.0"},
-        },
-        budget_bytes=budget, rows=sorted(rows, key=lambda r: r.nll), trials=trials,
+        study=Study.model_validate(dict(
+            model={
+                "name": "SmolLM2-135M-Instruct", "revision": "Q4_1", "digest": "9f2b7c41d0aa",
+                "shape": {"layers": 30, "kv_heads": 3, "head_dim": 64, "heads": 9},
+            },
+            text={
+                part: {"name": f"wikitext2/{part}", "tokens": n, "token_sha256": f"{n:x}4f3e42"}
+                for part, n in (("search", 20_480), ("select", 16_384), ("report", 17_408))
+            },
+            settings={
+                "budget_slots": 256, "budget_bytes": budget, "context": CONTEXT,
+                "report_windows": 8, "score_from": 256, "seed": 7, "space": "default",
+            },
+            versions={"torch": "2.11.0"},
+        )),
+        rows=sorted(rows, key=lambda r: r.nll), trials=trials,
         recommended=recommended, counts={s: states.count(s) for s in dict.fromkeys(states)},
         rechecks=checks, seconds=1912.0,
     )  # fmt: skip

@@ -16,7 +16,6 @@ from kvsearch import Text, evaluate
 from kvsearch.cli import COMMANDS, module_of
 from kvsearch.cli.output import print_json
 from kvsearch.commands.export import export
-from kvsearch.commands.prompts import evaluate_prompts
 from kvsearch.commands.run import search
 from kvsearch.errors import KvsearchError, ModelError, RunError
 from kvsearch.evaluation.answers import answers
@@ -181,7 +180,7 @@ def test_logits_that_are_not_finite_on_some_text_are_called_that(
         file.write_text("\n".join(map(json.dumps, rows)))
         for policies in ("full", ["h2o", "streamingllm"]):
             with pytest.raises(ModelError, match=f"on prompts of mine.jsonl {said}"):
-                evaluate_prompts(policies, loaded, prompts=file, budget_slots=60)
+                evaluate(policies, loaded, prompts=file, budget_slots=60)
     with pytest.raises(ModelError, match=said):
         search(loaded, prompts=file, budget_slots=60, out=tmp_path / "run")
     asked = items_of(loaded, "mine", read(file), "agnostic", lambda _: ids([1]))

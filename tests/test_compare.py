@@ -68,14 +68,16 @@ def test_contexts_of_one_document_are_one_observation() -> None:
     assert found.p == 0.5  # two articles against none, not eight asks against none
 
 
-def test_a_folder_keeps_documents(tmp_path: Path) -> None:
+def test_a_folder_keeps_documents_and_answers(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "run")
-    answers = tuple(Answered("qa", g, 1.0, [True], [[1]]) for g in "aab")
+    answers = tuple(Answered("qa", g, 1.0, [True], [[1]], needle=(9, 0.5)) for g in "aab")
     found = Measurement(np.ones((3, 1), np.float32), answers=answers)
     folder.save_nll("report", "1", found)
     assert folder.losses("report", "1", 0).count == 2
-    folder.shrink(0)
-    assert folder.losses("report", "1", 0).groups == ("a", "a", "b")
+    for _ in range(2):  # as a kept study, which is read back
+        folder.shrink(0)
+        assert folder.losses("report", "1", 0).groups == ("a", "a", "b")
+        assert folder.answers("report", "1") == answers
     folder.close()
 
 

@@ -119,8 +119,9 @@ def test_beside_shares_no_token_with_the_windows(tiny_tokenizer: Any) -> None:
 def test_a_prompt_is_not_scored(loaded: Any) -> None:
     prompted = Policy(slots=30, sinks=4, trigger="prompt", name="prompted")
     found = evaluate(prompted, loaded, WORDS, context=192, score_from=20, prompt=128)
-    assert found.score_from == 128 and found.tokens == 192 - 128
-    assert evaluate("full", loaded, WORDS, context=192, score_from=150, prompt=128).tokens == 42
+    assert found.workloads[0].score_from == 128 and found.workloads[0].scored == 192 - 128
+    later = evaluate("full", loaded, WORDS, context=192, score_from=150, prompt=128)
+    assert later.workloads[0].scored == 42
     with pytest.raises(KvsearchError, match="prompt"):
         evaluate(prompted, loaded, WORDS, context=192)
     with pytest.raises(KvsearchError, match="none is given"):  # not: the budget is too small

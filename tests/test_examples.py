@@ -16,7 +16,10 @@ from kvsearch.policy import Policy
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLES = ROOT / "docs" / "examples"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "docs/zoo/README.md"]
-SAYS = {"search": "SearchResult", "generate": "full cache: ", "own_rule": "value-norm"}
+SAYS = {
+    "search": "SearchResult", "generate": "full cache: ", "own_rule": "value-norm",
+    "my_documents": "on the front", "rule_in_a_report": "my value norm         earlier ",
+}  # fmt: skip
 
 
 NAMES = sorted(f.stem for f in EXAMPLES.glob("*.py") if f.stem != "tiny")

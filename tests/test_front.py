@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 
 import kvsearch
 from kvsearch import LoadedModel, Policy, Text
-from kvsearch.commands.evaluate import Evaluated
+from kvsearch.commands.evaluated import Evaluated
 from kvsearch.config.checks import names
 from kvsearch.config.commands import EvaluateConfig
 from kvsearch.errors import KvsearchError
@@ -42,7 +42,6 @@ NAMES = {"run": "search", "eval": "evaluate"}
 DIFFER = {"workers": 0}  # in Python, where a script may be without a guard; else None
 OTHERS = {  # options for which Python has a function, or an attribute, of its own
     "run": {"strict"},  # `SearchResult.within_limits`
-    "eval": {"tasks", "prompts", "see", "items", "kvpress_out"},  # `evaluate_prompts`
     "adapt": {"rule"},  # `learn`
 }
 
@@ -97,7 +96,7 @@ def test_a_search_in_python(mine: LoadedModel, tmp_path: Path, capfd: Any) -> No
     found = kvsearch.search(mine, WORDS, budget_bytes=40 * unit, out=tmp_path / "run", **how)
     assert capfd.readouterr() == ("", "")
     assert isinstance(found.best, Policy) and found.report().is_file()
-    assert found.summary.settings["budget_slots"] == 40
+    assert found.summary.settings.budget_slots == 40
     assert found.front and found.front == sorted(found.front, key=lambda r: r.bytes_peak)
     frame = found.to_frame()
     assert list(frame) == [f.name for f in fields(Trial)] and len(frame) == 1
@@ -131,9 +130,10 @@ def test_an_evaluation_in_python(mine: LoadedModel, tmp_path: Path, capfd: Any) 
     assert capfd.readouterr() == ("", "")
     assert [r.policy for r in found.rows] == ["h2o", "policy 1", "small"]
     frame = found.to_frame()
-    assert set(frame) == {f.name for f in fields(Evaluated)} | {"dnll_full_lo", "dnll_full_hi"}
-    assert np.allclose(frame.dnll_full, frame.nll - found.full_nll, atol=1e-6)
-    assert found.tokens == 2 * (128 - 40) and "h2o" in repr(found)
+    limits = {f"{name}_{end}" for name in ("dnll_full", "lost", "exact") for end in ("lo", "hi")}
+    assert set(frame) == {f.name for f in fields(Evaluated)} | limits
+    assert np.allclose(frame.dnll_full, frame.nll - found.workloads[0].full, atol=1e-6)
+    assert found.workloads[0].scored == 2 * (128 - 40) and "h2o" in repr(found)
     file = tmp_path / "numbers.txt"
     file.write_text(WORDS.text)
     same = kvsearch.evaluate("h2o", mine, file, budget_slots=40, context=128, windows=2)
@@ -166,7 +166,7 @@ def test_a_search_with_an_optuna_sampler(mine: LoadedModel, tmp_path: Path) -> N
     want = load_space("h2o-int4").suggest(there.ask())
     found = kvsearch.search(mine, WORDS, sampler=fixed, out=tmp_path / "run", **how)
     first = min(found.summary.trials, key=lambda t: t.number)
-    assert first.params == want and found.summary.settings["sampler"] == "RandomSampler"
+    assert first.params == want and found.summary.settings.plain()["sampler"] == "RandomSampler"
     again = kvsearch.search(mine, WORDS, sampler=fixed, out=tmp_path / "run", **how)
     assert again.best == found.best
     with pytest.raises(KvsearchError, match=r"CmaEsSampler cannot propose .* use kvei or"):
@@ -189,7 +189,7 @@ def test_a_family_of_tasks_is_known_in_python(
     monkeypatch.setattr("kvsearch.config.workload.parse", stop)
     calls: list[Callable[[], object]] = [
         lambda: kvsearch.search(mine, tasks="ruler,tokens=300", budget_slots=40),
-        lambda: kvsearch.evaluate_prompts("full", mine, tasks="ruler,tokens=300"),
+        lambda: kvsearch.evaluate("full", mine, tasks="ruler,tokens=300"),
         lambda: kvsearch.tasks(mine, tasks="ruler,tokens=300"),
     ]
     for call in calls:

@@ -9,66 +9,15 @@ import accelerate
 import pytest
 import torch
 from torch import Tensor
-from transformers import DynamicCache, Gemma2Config, LlamaConfig, PreTrainedModel
-from transformers.models.gemma2.modeling_gemma2 import Gemma2ForCausalLM
-from transformers.models.llama.modeling_llama import LlamaForCausalLM
+from transformers import DynamicCache, PreTrainedModel
 
 from kvsearch.cache import PolicyCache
 from kvsearch.errors import ModelError, PolicyError
-from kvsearch.policy import Anchors, Budgets, HeadTiers, Ladder, Policy, Quantizer, Tier, layout
-from kvsearch.rules import Attention, Critical
-from tests.cache_cases import sharp
-
-SIZES: dict[str, Any] = dict(
-    vocab_size=97, hidden_size=48, intermediate_size=64, num_hidden_layers=3,
-    num_attention_heads=6, num_key_value_heads=2, head_dim=16, max_position_embeddings=512,
-    pad_token_id=0, bos_token_id=1, eos_token_id=2,
-)  # fmt: skip
-NEW = 20
-PROMPT = torch.randint(3, 97, (2, 24), generator=torch.Generator().manual_seed(1))
-POLICIES = {
-    "full": Policy(),
-    "window re-indexed": Policy(slots=16, sinks=2, positions="cache"),
-    "ladder": Policy(slots=20, sinks=2, recent_window=4, interval=4, ladder=Ladder(span=0.5)),
-    "h2o": Policy(slots=16, recent_window=4, rule=Attention()),
-    "snapkv": Policy(
-        slots=28,
-        recent_window=4,
-        interval=8,
-        trigger="prompt+stream",
-        rule=Attention(horizon=8, pool=3),
-    ),
-    "tiers": Policy(
-        slots=24, interval=4, sinks=1, recent_window=2, rule=Attention(beta=1),
-        tiers=(Tier(share=0.4, key_bits=8, value_bits=8),
-               Tier(share=0.6, key_bits=4, value_bits=2)),
-        quantizer=Quantizer(group=8, rotate=True, levels="lloyd", fp16_sinks=True),
-    ),
-    "ragged heads, bits per layer": Policy(
-        slots=18, interval=4, sinks=1, recent_window=2, rule=Attention(beta=1),
-        budgets=Budgets(
-            kind="sensitivity", exponent=1.0, weights=((1.0, 2.0), (3.0, 1.0), (1.0, 1.5))
-        ),
-        tiers=(Tier(key_bits=4, value_bits=4),), quantizer=Quantizer(group=8),
-        head_tiers=HeadTiers(others=((Tier(key_bits=8, value_bits=3),),), of=(0, 1, 0)),
-    ),
-}  # fmt: skip
+from kvsearch.policy import Anchors, Policy, Quantizer, Tier, layout
+from kvsearch.rules import Critical
+from tests.generation import NEW, POLICIES, PROMPT, make
 
 FEW = ("window re-indexed", "tiers", "ragged heads, bits per layer")
-
-
-def make(
-    dtype: torch.dtype = torch.float64, windowed: bool = False, **more: Any
-) -> PreTrainedModel:
-    torch.manual_seed(0)
-    if windowed:
-        mixed = ["sliding_attention", "full_attention", "full_attention"]
-        model: Any = Gemma2ForCausalLM(Gemma2Config(**SIZES, sliding_window=8, layer_types=mixed))
-    else:
-        model = LlamaForCausalLM(LlamaConfig(**{**SIZES, **more}))
-    model = sharp(model.to(dtype))
-    model.generation_config.eos_token_id = None  # every sequence is as long as asked
-    return model
 
 
 @pytest.fixture(scope="module")
@@ -216,128 +165,6 @@ def test_beam_search_reorders_what_is_held(model: PreTrainedModel) -> None:
                 total += gain[:, 0]
                 logits = model(ids[:, at : at + 1], past_key_values=again).logits
         assert (total - found.sequences_scores).abs().max() < 1e-4
-
-
-@pytest.mark.parametrize(
-    "attention", ["sdpa", "eager", pytest.param("flex_attention", marks=pytest.mark.slow)]
-)
-def test_rows_of_a_batch_that_is_padded_on_the_left_are_what_they_are_alone(attention: str) -> None:
-    model, pads = make(), (5, 0)
-    model.set_attn_implementation(attention)
-    mask = torch.ones_like(PROMPT)
-    mask[0, :5] = 0
-    new = 2 if attention == "flex_attention" else NEW  # whose masks are compiled for each call
-    more: Any = dict(max_new_tokens=new, do_sample=False, pad_token_id=0, output_logits=True,
-                     return_dict_in_generate=True)  # fmt: skip
-    names = [*POLICIES, "adakv", "the prompt stays"] if attention == "sdpa" else ["h2o"]
-    some = {
-        **POLICIES,
-        "the prompt stays": Policy(slots=12, interval=4, trigger="generation"),
-        "adakv": Policy(slots=24, interval=4, rule=Attention(), budgets=Budgets(kind="adakv")),
-    }
-    for name in names:
-        cache, sizes = PolicyCache(some[name], model), []
-        with torch.inference_mode():
-            both = model.generate(PROMPT * mask, attention_mask=mask, past_key_values=cache, **more)
-            for i, pad in enumerate(pads):
-                alone = PolicyCache(some[name], model)
-                one = model.generate(PROMPT[i : i + 1, pad:], past_key_values=alone, **more)
-                for a, b in zip(one.logits, both.logits, strict=False):
-                    assert (a[0] - b[i]).abs().max() < 1e-5, name
-                sizes.append(alone.bytes_resident)
-            assert cache.bytes_resident == max(sizes)
-            if name == "adakv" or new < NEW:  # alone it serves no beams
-                continue
-            cache.reset()  # the next batch may be another one, and be searched in beams
-            beams = dict(num_beams=2, max_new_tokens=6, do_sample=False, pad_token_id=0)
-            found = model.generate(
-                PROMPT * mask, attention_mask=mask, past_key_values=cache, **beams
-            )
-            alone = PolicyCache(some[name], model)
-            want = model.generate(PROMPT[:1, 5:], past_key_values=alone, **beams)
-            assert found[0, 24:].tolist()[:4] == want[0, 19:].tolist()[:4], name
-
-
-def test_padding_is_refused_in_one_sentence(model: PreTrainedModel) -> None:
-    """Behind a prompt; in front of one without positions; another one later."""
-    behind, front = torch.ones_like(PROMPT), torch.ones_like(PROMPT)
-    behind[0, 21:] = front[0, :3] = 0
-    cache = PolicyCache(POLICIES["h2o"], model)
-    with pytest.raises(ModelError, match="equal length") as caught, torch.inference_mode():
-        model.generate(PROMPT, attention_mask=behind, past_key_values=cache, max_new_tokens=2)
-    assert "\n" not in str(caught.value) and ". " not in str(caught.value)
-    assert cache.bytes_resident == 0
-    cache = PolicyCache(POLICIES["window re-indexed"], model)
-    with pytest.raises(ModelError, match="count each row's own"), torch.inference_mode():
-        model(
-            PROMPT, attention_mask=front, past_key_values=cache, position_ids=torch.arange(24)[None]
-        )
-    cache = PolicyCache(POLICIES["h2o"], model)
-    with torch.inference_mode():
-        model(PROMPT, attention_mask=front, past_key_values=cache)
-        with pytest.raises(ModelError, match="hides other tokens than the padding"):
-            grown = torch.cat([behind, torch.ones(2, 1)], 1).long()
-            grown[0, :5] = 0
-            model(PROMPT[:, :1], attention_mask=grown, past_key_values=cache)
-
-
-def test_masks_and_positions_of_the_callers_own_are_refused(model: PreTrainedModel) -> None:
-    look_ahead = torch.ones(1, 1, 24, 24, dtype=torch.bool)  # a prefix that sees all of itself
-    ids, policy = PROMPT[:1], POLICIES["window re-indexed"]
-    with torch.inference_mode():
-        with pytest.raises(ModelError, match="shows later ones"):
-            model(ids, attention_mask=look_ahead, past_key_values=PolicyCache(policy, model))
-        with pytest.raises(ModelError, match="expected position 0"):
-            shifted = torch.arange(5, 29)[None]
-            model(ids, position_ids=shifted, past_key_values=PolicyCache(policy, model))
-        causal = PolicyCache(policy, model)
-        by_hand = model(ids, attention_mask=look_ahead.tril(), past_key_values=causal).logits
-        plain = model(ids, past_key_values=PolicyCache(policy, model)).logits
-        assert torch.equal(by_hand, plain)
-
-
-def test_a_mask_or_positions_that_are_edited_in_place_are_looked_at_again(
-    model: PreTrainedModel,
-) -> None:
-    ids, policy = PROMPT[:1], POLICIES["window re-indexed"]
-    square = torch.ones(1, 1, 24, 24, dtype=torch.bool).tril()
-    flat, places = torch.ones(2, 24, dtype=torch.long), torch.arange(24)[None]
-
-    def hide() -> None:
-        square[..., 3] = False
-        square[..., 3, 3] = True
-
-    def pad(rows: int = 1) -> None:
-        flat[:rows, :5] = 0
-
-    calls: list[tuple[dict[str, Any], Callable[[], Any], str]] = [
-        (dict(attention_mask=square), hide, "hides some"),
-        (dict(position_ids=places), lambda: places.add_(5), "expected position 0"),
-    ]
-    for mode in (torch.no_grad, torch.inference_mode):
-        for given, edit, part in calls:
-            for x in given.values():
-                x.copy_(torch.ones_like(square).tril() if x is square else torch.arange(24)[None])
-            with mode():
-                model(ids, **given, past_key_values=PolicyCache(policy, model))
-                edit()
-                with pytest.raises(ModelError, match=part):
-                    model(ids, **given, past_key_values=PolicyCache(policy, model))
-    with torch.no_grad():  # padding that was not there at first, or is there no more
-        for _ in range(2):
-            model(PROMPT, attention_mask=flat, past_key_values=PolicyCache(POLICIES["h2o"], model))
-            pad()
-        own = (flat.cumsum(-1) - 1).clamp(min=0)
-        cache = PolicyCache(POLICIES["h2o"], model)
-        padded = model(PROMPT, attention_mask=flat, position_ids=own, past_key_values=cache).logits
-        alone = PolicyCache(POLICIES["h2o"], model)
-        want = model(PROMPT[:1, 5:], past_key_values=alone).logits
-        assert (padded[:1, 5:] - want).abs().max() < 1e-5
-        flat.fill_(1)
-        cache = PolicyCache(POLICIES["h2o"], model)
-        plain = model(PROMPT, attention_mask=flat, past_key_values=cache).logits
-        want = model(PROMPT, past_key_values=PolicyCache(POLICIES["h2o"], model)).logits
-        assert torch.equal(plain, want)
 
 
 OFFLOADED: dict[str, Callable[[PreTrainedModel, Any], object]] = {

@@ -139,8 +139,8 @@ def test_a_run_on_prompts_ends_in_a_report_and_goes_on(
     (own := tmp_path / "report.jsonl").write_text("".join(lines[10:]))
     how = {**FAST, "items": 4, "prompts": file, "report_prompts": own, "see": "aware", "out": out}
     s = search(str(sharp), **how).summary
-    assert s.text["report"]["name"] == "report.jsonl"
-    assert s.prompted and s.settings["see"] == "aware" and s.recommended is not None
+    assert s.text.report.name == "report.jsonl"
+    assert s.settings.see == "aware" and not s.settings.windowed and s.recommended is not None
     full = s.row("full")
     assert full.exact is not None and full.exact.mean == 1.0  # its own answers are the reference
     prompted = {*s.behind, *(r.name for r in s.rows if r.policy.trigger == "prompt")}
@@ -184,7 +184,7 @@ def test_a_run_on_prompts_ends_in_a_report_and_goes_on(
     again = search(str(sharp), **how | {"trials": 3})
     assert (out / "trials.jsonl").read_bytes().startswith(before) and again.summary.resumed
     row = next(r for r in s.rows if r.windows == most and r.name != "full")
-    eval_ = kvsearch.evaluate_prompts(row.policy, str(sharp), prompts=[own], see="aware").rows[0]
+    eval_ = kvsearch.evaluate(row.policy, str(sharp), prompts=[own], see="aware").rows[0]
     assert most == 4 and eval_.exact == row.exact
     assert eval_.flips == pytest.approx(row.workloads[0].flips)
     assert eval_.lost.mean == pytest.approx(row.workloads[0].lost.mean, abs=1e-4)
@@ -261,7 +261,7 @@ def test_a_text_and_prompts_are_one_search(
     how = FAST | {"trials": 1, "prompts": file, "text": str(prose), "context": 256, "windows": 2}
     how["batch"] = 1  # so that rows are judged after the first window and prompts
     s = search(str(sharp), **how, weight="text=3", out=tmp_path / "run").summary
-    assert s.mixed and s.settings["workloads"] == {"text": 3.0, "mine.jsonl": 1.0}
+    assert s.settings.windowed and s.settings.workloads == {"text": 3.0, "mine.jsonl": 1.0}
     windows = text(load_model(str(sharp)), RunConfig(**how), lambda _: None).parts["report"]
     evaluator, most = Evaluator(load_model(str(sharp))), max(r.windows for r in s.rows)
     nll = {}
@@ -317,8 +317,8 @@ def test_facts_that_a_model_cannot_find_leave_the_text_alone(
     }  # fmt: skip
     both = search(str(tiny_folder), **how, out=tmp_path / "a")
     alone = search(str(tiny_folder), **how, text_only=True, out=tmp_path / "b")
-    assert not both.summary.mixed and not both.summary.prompted
-    why = both.summary.settings["left_out"]["facts"]
+    assert both.summary.settings.see is None
+    why = both.summary.settings.left_out["facts"]
     assert part in why
     assert [r.nll for r in both.summary.rows] == [r.nll for r in alone.summary.rows]
     assert f"Not measured. facts: {why}." in both.report().read_text()

@@ -92,7 +92,12 @@ WRONG = [
     ("study.json", ("options",), {"trails": 3}, "no option 'trails'; did you mean 'trials'"),
     ("study.json", ("options",), {"windows": "x"}, "--windows must be at least 1, got 'x'"),
     ("study.json", ("options",), {"text": 3}, "a text is a path"),
-    ("study.json", ("settings", "exclude_method"), 3, "cannot read: 'int' object"),
+    (
+        "study.json",
+        ("settings", "exclude_method"),
+        3,
+        "exclude_method: Input should be a valid list",
+    ),
     ("measured.json", ("rows",), [], "not one row of each name"),
     ("measured.json", ("rows", 1, "policy"), 3, "field rows.1.policy: expected an object"),
     ("measured.json", ("rows", 1, "policy"), {"slotz": 3}, "policy.slotz: there is no such field"),
@@ -173,6 +178,9 @@ def test_what_was_measured_comes_back_from_its_file_and_pieces_make_one(tmp_path
     assert found.nll.shape == (2, 1) and found.answers == tuple(answered)
     assert (found.tokens, found.bytes_resident, found.seconds) == (10, 7, 3.0)
     assert found.impls == pieces[0].impls
+    table = pq.read_table(tmp_path / "nll" / "report.0-ab.parquet")
+    assert [a["exact"] for a in table["answer"].to_pylist()] == [[True, False]]
+    assert b"qa" not in table.schema.metadata[b"about"]
 
 
 def test_an_interval_around_nothing_has_no_negative_zero() -> None:

@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from kvsearch.policy import Policy
-from kvsearch.records import Curve, Interval, Needles, Recheck, Summary
+from kvsearch.records import Curve, Interval, Needles, Recheck
 from kvsearch.report import write_report
 from kvsearch.report.describe import describe
 from kvsearch.report.html import render
@@ -20,8 +20,9 @@ from kvsearch.report.pareto_plot import picture
 from kvsearch.report.screen import Column, table
 from kvsearch.report.tables import bytes_text, front_csv, interval_text, sizes_text, verdict
 from kvsearch.report.terminal import closing, standing
+from kvsearch.results.summary import Summary
 from kvsearch.session.progress import Shown
-from tests.report_cases import IMAGES, POLICIES, SHAPE, make_summary
+from tests.report_cases import IMAGES, POLICIES, SHAPE, asked, make_summary
 
 PICTURES = True  # are drawn: see conftest.py
 
@@ -30,7 +31,7 @@ PICTURES = True  # are drawn: see conftest.py
 def written(tmp_path_factory):
     folder = tmp_path_factory.mktemp("run")
     summary = make_summary()
-    return summary, folder, write_report(summary, folder, shape=SHAPE)
+    return summary, folder, write_report(summary, folder)
 
 
 def page(summary: Summary) -> str:
@@ -152,7 +153,7 @@ def test_sizes_and_facts_say_what_memory_buys(tmp_path: Path) -> None:
     assert "with fewer than" in sizes_text(replace(found, curves=(low, its)))
     lost = replace(mine, points=((h2o.bytes_peak // 4, 0.3),))
     assert sizes_text(replace(found, curves=(lost, its))) == "" == sizes_text(made)
-    write_report(found, tmp_path, shape=SHAPE)
+    write_report(found, tmp_path)
     text = (tmp_path / "report.html").read_text("utf-8")
     assert "answered exactly: the full cache 8, h2o 240 0" in text and sizes_text(found)[1:] in text
 
@@ -226,8 +227,7 @@ def test_the_name_of_a_row_is_cut_only_where_nothing_else_helps() -> None:
 
 def test_an_unfinished_run_does_not_call_its_search_text_the_report_text() -> None:
     made = make_summary()
-    part = {**made.text, "report": made.text["search"]}
-    so_far = replace(made, open="The run has not ended.", text=part)
+    so_far = replace(asked(made, "text", report=made.text.search), open="The run has not ended.")
     for done, name in ((made, "report text"), (so_far, "wikitext2/search")):
         said = closing(done, Path("run"))
         assert f"n: tokens of {name};" in said

@@ -11,7 +11,7 @@ from kvsearch.report.labels import place
 from kvsearch.report.pareto_figure import draw
 from kvsearch.report.pareto_plot import Picture, picture
 from kvsearch.report.slotmap import AgeMap, SlotBars, slot_map
-from tests.report_cases import CONTEXT, POLICIES, SHAPE, make_summary
+from tests.report_cases import CONTEXT, POLICIES, SHAPE, asked, make_summary
 
 PICTURES = True  # are drawn: see conftest.py
 
@@ -138,9 +138,11 @@ def test_texts_of_a_picture_do_not_touch(
     elif case == "long":
         made.rows[1] = replace(made.rows[1], name="a-policy-file-with-a-name-of-its-own-" * 2)
         made = replace(made, recommended=made.rows[1].name)
-        made.text["report"]["name"] = "corpus/of/our/own/documents-2026-11.jsonl:0-900000" * 3
+        name = "corpus/of/our/own/documents-2026-11.jsonl:0-900000" * 3
+        long = made.text.report.model_copy(update={"name": name})
+        made = asked(made, "text", report=long)
     elif case == "far":
-        made = replace(made, budget_bytes=8 * made.budget_bytes)
+        made = asked(made, "settings", budget_bytes=8 * made.budget_bytes)
     info = picture(made, SHAPE)
     assert not overlaps(info, narrow, monkeypatch)
     panels = len(draw(info, narrow=narrow).axes)
@@ -149,7 +151,7 @@ def test_texts_of_a_picture_do_not_touch(
 
 def test_the_budget_in_slots_is_that_of_a_model_without_some_channels() -> None:
     less = SHAPE.with_widths(((32, 32),) * SHAPE.layers)
-    made = replace(make_summary(), budget_bytes=less.budget_bytes(256))
+    made = asked(make_summary(), "settings", budget_bytes=less.budget_bytes(256))
     assert picture(made, less).budget_label.endswith(" = 256 slots")
 
 

@@ -26,6 +26,7 @@ from kvsearch.policy import Policy
 from kvsearch.policy_search.folder import RunFolder
 from kvsearch.policy_search.journal import Journal
 from kvsearch.records import Trial
+from kvsearch.results.study import Study
 from kvsearch.run import executor as evaluators
 from kvsearch.run.run import Run
 from kvsearch.run.study_document import default_folder
@@ -97,9 +98,9 @@ def test_the_same_command_goes_on_and_measures_nothing_twice(
     lines = (finished / "trials.jsonl").read_text()
     study = finished / "study.json"
     asked = json.loads(study.read_text())
-    folder = default_folder(asked)
+    folder = default_folder(Study.model_validate(asked))
     asked["model"]["origin"] += ", now in a cache folder"  # the first time it had to be fetched
-    assert default_folder(asked) == folder
+    assert default_folder(Study.model_validate(asked)) == folder
     study.write_text(json.dumps(asked))
     code, out, _ = call([*run_argv(tiny_folder, prose, finished), "--json"], capsys)
     assert code == 0
@@ -163,7 +164,7 @@ def test_eval_prints_one_document_and_keeps_every_token(
     )  # fmt: skip
     assert code == 0
     document = json.loads(out)
-    assert document["tokens"] == 2 * (256 - 96)
+    assert document["workloads"][0]["scored"] == 2 * (256 - 96)
     for result in document["results"]:
         assert result["bytes_asked"] == result["bytes_resident"] <= result["bytes_peak"]
         assert result["dnll_full"]["lo"] <= result["dnll_full"]["mean"]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from transformers import LlamaConfig
 
-from kvsearch.commands.prompts import evaluate_prompts
+from kvsearch import evaluate
 from kvsearch.models.load import LoadedModel, load_model
 from kvsearch.session import self_check as checks
 from kvsearch.workloads.files import read
@@ -75,7 +75,7 @@ def test_the_full_cache_gives_what_the_model_says_without(
     file = tmp_path / "mine.jsonl"
     rows = [{"prompt": f"The code of lamp {i} is", "answer": "10007"} for i in range(3)]
     file.write_text("\n".join(map(json.dumps, rows)))
-    found = evaluate_prompts(["full"], loaded, prompts=file, progress=True)
+    found = evaluate(["full"], loaded, prompts=file, progress=True)
     assert found.self_check == "" == found.document()["self_check"]
     said = capsys.readouterr().err.replace("\n", " ")
     assert "3 of 3 answers go on in the last word" in said and "self-check" not in said
@@ -85,10 +85,10 @@ def test_the_full_cache_gives_what_the_model_says_without(
     good = checks._without_cache
     monkeypatch.setattr(checks, "_without_cache", lambda *a: [(t + 1) % 256 for t in good(*a)])
     assert "the full cache does not give the answer" in checks.answer_fault(loaded, prompt)
-    again = evaluate_prompts(["full"], loaded, prompts=file)
+    again = evaluate(["full"], loaded, prompts=file)
     assert again.self_check == ""  # it was tried once for this model
     monkeypatch.setattr("kvsearch.models.disk_cache.cache_folder", lambda: tmp_path / "other")
-    told = evaluate_prompts(["full"], loaded, prompts=file, progress=True).self_check
+    told = evaluate(["full"], loaded, prompts=file, progress=True).self_check
     assert told.startswith("self-check of ") and told in capsys.readouterr().err.replace("\n", " ")
 
 

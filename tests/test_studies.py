@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 from kvsearch.commands.study import check, rebuild
-from kvsearch.config.study import Study
+from kvsearch.config.study import config_of
 from kvsearch.errors import RunError
 from kvsearch.evaluation.measurement import Measurement
 from kvsearch.policy_search.folder import RunFolder
+from kvsearch.results.study import Study
 from tests.command import call
 
 FOLDER = Path(__file__).resolve().parent.parent / "studies"
@@ -33,7 +34,7 @@ def test_kept_runs_are_read_back_as_their_options() -> None:
     for file in files:
         study, there = Study.read(file), json.loads(file.read_text())
         assert study.document() == there, file
-        config, settings = study.config, there["settings"]
+        config, settings = config_of(study), there["settings"]
         assert config.recorded().items() <= settings.items(), file
         assert config.budget(study.shape).bytes == settings["budget_bytes"], file
         assert config.exclude_method == tuple(settings["exclude_method"]), file

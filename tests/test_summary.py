@@ -5,16 +5,17 @@ from pathlib import Path
 
 import pytest
 
-from kvsearch.commands.prompts import Asked, Known, PromptsResult
+from kvsearch.commands.evaluated import Evaluated, EvaluateResult, Workload
 from kvsearch.policy import Policy
 from kvsearch.policy_search.folder import RunFolder
-from kvsearch.records import Discordant, Interval, Kept, Summary, Trial
+from kvsearch.records import Discordant, Interval, Kept, Trial
 from kvsearch.report.html import render
 from kvsearch.report.pareto_plot import picture
-from kvsearch.report.terminal import answers_table, closing
+from kvsearch.report.terminal import closing, results_table
+from kvsearch.results.summary import Summary
 from kvsearch.run import summary
 from kvsearch.stats import common, mcnemar
-from tests.report_cases import IMAGES
+from tests.report_cases import IMAGES, asked
 
 STUDY = Path(__file__).resolve().parent.parent / "studies" / "2026-11-first-command"
 RUNS = sorted(p for part in ("records", "four-windows") for p in (STUDY / part).iterdir())
@@ -23,7 +24,7 @@ RUN = STUDY / "records" / "wikitext-3"  # its rows have 1, 2, 4, 8 and 16 window
 
 def words(found: Summary) -> tuple[str, str]:
     """The report page without its line breaks, and what the terminal shows."""
-    shape = summary.shape_from(found.model)
+    shape = found.study.shape
     html = render(found, shape, IMAGES, picture(found, shape))
     return " ".join(html.split()), closing(found, Path("run"))
 
@@ -33,7 +34,7 @@ def test_a_row_is_ahead_of_the_recommended_one_only_if_it_is_on_windows_of_both(
     """A policy on four easy windows was shown ahead of the recommended one on sixteen."""
     folder = RunFolder(run, write=False)
     found = summary.read(folder)
-    start = found.settings["score_from"] - 1
+    start = found.settings.score_from - 1
     best, ahead = found.row(found.recommended or ""), []
     for row in found.rows:
         mine, its = common(*(folder.losses("report", r.fingerprint, start) for r in (row, best)))
@@ -125,8 +126,7 @@ def test_the_terminal_says_what_prompts_lose_beside_nll() -> None:
         )
         for r in found.rows
     ]
-    asked = replace(found, rows=rows, settings={**found.settings, "see": "aware"})
-    told = closing(asked, Path("run"))
+    told = closing(replace(asked(found, "settings", see="aware"), rows=rows), Path("run"))
     assert "to the full cache: flips 3.4 % of answer tokens, KL divergence 0.022 nats" in told
     assert (
         rival is not None
@@ -136,28 +136,18 @@ def test_the_terminal_says_what_prompts_lose_beside_nll() -> None:
         )
         in told
     )
-    work = Known(
-        0.1, 2.0, True, name="qa", see="aware", items=9, asks=24, tokens=640, digest="",
-        full_exact=1.0, own=0,
+    work = Workload(
+        name="qa", items=9, tokens=640, scored=24, digest="", full=0.1, see="aware", empty=2.0,
+        passes=True, full_exact=1.0,
     )  # fmt: skip
-    rows = [
-        Asked(
-            "qa",
-            share,
-            share,
-            0.1,
-            24,
-            kl,
-            policy=name,
-            nll=0.3,
-            bytes_peak=9,
-            bytes_prompt=9,
-            bytes_resident=9,
-            slots16=1.0,
-            within_budget=None,
-            seconds=1.0,
+    asks = [
+        Evaluated(
+            policy=name, fingerprint="", workload="qa", nll=0.3, dnll_full=share, bytes_peak=9,
+            bytes_peak_text=9, bytes_mean=9, bytes_asked=9, bytes_resident=9, bytes_prompt=9,
+            slots16=1.0, within_budget=None, seconds=1.0, impls={}, lost=share, exact=share,
+            flips=0.1, asks=24, kl=kl,
         )
         for name, kl in (("h2o", 0.5123), ("tova", 0.25), ("mine", None))
-    ]
-    told = answers_table(PromptsResult(rows, [work], {}).document())
+    ]  # fmt: skip
+    told = results_table(EvaluateResult(asks, [work], {}).document())
     assert "KL divergence to the full cache, nats a token: h2o 0.512, tova 0.250\n" in told

@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 
 from kvsearch.commands import run
-from kvsearch.records import Curve, Discordant, Interval, Kept, Limits, Summary
+from kvsearch.records import Curve, Discordant, Interval, Kept, Limits
 from kvsearch.report.html import render
 from kvsearch.report.pareto_plot import picture
 from kvsearch.report.terminal import closing, standing
+from kvsearch.results.summary import Summary
 from kvsearch.results.verdict import far_behind, judged
 from tests.command import call
-from tests.report_cases import IMAGES, SHAPE, make_summary
+from tests.report_cases import IMAGES, SHAPE, asked, make_summary
 
 BEST = "trial 31"  # loses 0.041 nats, with an interval of 0.008 around it: 3.3 to 5.0 per cent
 
@@ -61,16 +62,16 @@ def test_of_answers_the_context_lost_and_the_divergence_count() -> None:
     found = make_summary()
     share = Interval(0.75, 0.5, 0.9)
     text = Kept("text", Interval(0.01, 0.0, 0.02), ppl=9.0, dnll=Interval(0.01, 0.005, 0.015))
-    asked = Kept("facts", Interval(0.03, -0.01, 0.07), exact=share, flips=0.04, asks=8, kl=0.02)
+    facts = Kept("facts", Interval(0.03, -0.01, 0.07), exact=share, flips=0.04, asks=8, kl=0.02)
     full = replace(
         found.row("full"),
-        workloads=(text, asked),
+        workloads=(text, facts),
         discordant=Discordant(only_recommended=2, only_row=1, p=0.5),
     )
     rows = [
-        full if r.kind == "full" else replace(r, workloads=(text, asked)) for r in found.rows
+        full if r.kind == "full" else replace(r, workloads=(text, facts)) for r in found.rows
     ]  # fmt: skip
-    found = replace(found, rows=rows, settings={**found.settings, "see": "agnostic"})
+    found = asked(replace(found, rows=rows), "settings", see="agnostic")
     verdict = judged(found)
     assert verdict is not None and verdict.holds == "perhaps"  # 7 % of the context at most
     assert [(x.of, x.unit) for x in verdict.losses] == [("text", "PPL"), ("facts", "context")]

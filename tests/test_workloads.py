@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import yaml
 
+from kvsearch import evaluate
 from kvsearch.commands.kvpress_results import string_match
-from kvsearch.commands.prompts import evaluate_prompts
 from kvsearch.errors import KvsearchError
 from kvsearch.evaluation.answers import answers, greedy_of
 from kvsearch.evaluation.quality import Evaluator
@@ -309,7 +309,7 @@ def test_without_answers_the_full_caches_own_is_the_reference(
 # -- the command -------------------------------------------------------------------------------
 
 
-def test_eval_on_a_task_and_on_ones_own_prompts(
+def test_eval_on_a_text_a_task_and_ones_own_prompts(
     tiny_folder: Path, prose: Path, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("kvsearch.models.disk_cache.cache_folder", lambda: tmp_path / "cache")
@@ -319,21 +319,28 @@ def test_eval_on_a_task_and_on_ones_own_prompts(
     file = written(tmp_path, "mine.jsonl", "\n".join(map(json.dumps, rows)))
     out = tmp_path / "results"
     argv = ["eval", "h2o", "snapkv-prompt", "--budget", "64", "--model", str(tiny_folder),
-            "--text", str(prose), "--task", "needle,tokens=300", "--items", "3",
+            "--text", str(prose), "--context", "128", "--task", "needle,tokens=300", "--items", "3",
             "--prompts", str(file), "--quiet", "--kvpress-out", str(out)]  # fmt: skip
     assert exit_code(*argv, "--json") == 0
     document = json.loads(capsys.readouterr().out)
-    assert [(w["name"], w["items"], w["asks"], w["see"]) for w in document["workloads"]] == [
-        ("needle,tokens=300", 3, 3, "agnostic"), ("mine.jsonl", 4, 4, "agnostic"),
+    assert [(w["name"], w["items"], w["scored"], w["see"]) for w in document["workloads"]] == [
+        ("text", 1, 128 - 64, None), ("needle,tokens=300", 3, 3, "agnostic"),
+        ("mine.jsonl", 4, 4, "agnostic"),
     ]  # fmt: skip
-    for row in document["results"]:
+    on_text, *on_prompts = document["results"]
+    assert on_text["policy"] == "h2o" and on_text["lost"] is None and on_text["ppl"] > 1
+    refused = document["left_out"]["snapkv-prompt"]  # neither is it given a prompt, nor one slot
+    assert refused.startswith("text: ") and "; needle,tokens=300: budget too small" in refused
+    for row in on_prompts:
         assert row["bytes_prompt"] <= row["bytes_peak"] and row["within_budget"]
-        assert row["bytes_resident"] <= row["bytes_peak"]
-    same = evaluate_prompts(
-        ["h2o"], str(tiny_folder), tasks=["needle,tokens=300"], items=3, budget_slots=64,
-        text=Text(prose.read_text()),
-    )  # fmt: skip
-    assert same.rows[0].nll == pytest.approx(document["results"][0]["nll"], abs=1e-6)
+        assert row["bytes_resident"] <= row["bytes_peak"] and row["ppl"] is None
+    how: dict[str, Any] = {"budget_slots": 64, "text": Text(prose.read_text()), "context": 128}
+    alone = evaluate(["h2o"], str(tiny_folder), **how)
+    both = evaluate(["h2o"], str(tiny_folder), tasks=["needle,tokens=300"], items=3, **how)
+    assert [r.workload for r in both.rows] == ["text", "needle,tokens=300"]
+    assert both.rows[0].nll == alone.rows[0].nll == pytest.approx(on_text["nll"], abs=1e-6)
+    assert both.rows[0].dnll_full == alone.rows[0].dnll_full
+    assert both.rows[1].nll == pytest.approx(on_prompts[0]["nll"], abs=1e-6)
 
     # answers in the form of kvpress
     folders = [Path(f) for f in document["folders"]]
@@ -358,6 +365,7 @@ def test_eval_on_a_task_and_on_ones_own_prompts(
     assert exit_code(*argv) == 0
     table = capsys.readouterr().out
     assert "needle,tokens=300, question-agnostic: 3 answers on 3 contexts" in table
+    assert "n = 64 tokens of" in table and "dNLL to full" in table
     assert "NOT USABLE" in table  # a random model cannot do it
     (h2o,) = [f for f in folders if f.name.startswith(f"mine__{model}__h2o__0.")]
     assert f"{h2o}/1\n" in table

@@ -104,9 +104,9 @@ def _table(done: "Exported") -> str:
     lines += [f"note: {note}" for note in done.notes]
     lines += map(str, done.files)
     if done.answers is not None:
-        from kvsearch.report.terminal import answers_table
+        from kvsearch.report.terminal import results_table
 
-        lines.append(answers_table(done.answers.document()))
+        lines.append(results_table(done.answers.document()))
     return "\n".join(lines)
 
 

@@ -16,10 +16,9 @@ def command(run_dir: Path, as_json: bool, quiet: bool) -> None:
 
     Of a run that has not ended, they are of what is known by now.
     """
-    from kvsearch.config.study import Study
+    from kvsearch.config import study
     from kvsearch.errors import RunError
     from kvsearch.policy_search.folder import RunFolder
-    from kvsearch.records import plain
     from kvsearch.report.terminal import closing
     from kvsearch.run.summary import Unfinished, read, write
     from kvsearch.run.unfinished import so_far
@@ -33,8 +32,8 @@ def command(run_dir: Path, as_json: bool, quiet: bool) -> None:
         try:
             summary = read(folder)
         except Unfinished:
-            summary = so_far(folder, Study.read(run_dir / "study.json"))
+            summary = so_far(folder, study.read(run_dir / "study.json"))
         write(summary, run_dir)
     finally:
         folder.close()
-    answer(as_json, {"out": str(run_dir), **plain(summary)}, closing(summary, run_dir))
+    answer(as_json, {"out": str(run_dir), **summary.document()}, closing(summary, run_dir))

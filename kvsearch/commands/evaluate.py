@@ -1,227 +1,241 @@
-"""Named methods and policy files on one text, paired with the full cache: `kvsearch eval`."""
+"""Methods and policy files on workloads, paired with the full cache: `kvsearch eval`."""
 
 import math
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from kvsearch.commands.evaluated import Evaluated, EvaluateResult, NotWritten, Workload
+from kvsearch.commands.kvpress_results import Predicted, predicted, require_prompts, write
 from kvsearch.commands.nll_table import write_nll
 from kvsearch.config.commands import EvaluateConfig
 from kvsearch.config.function import takes
 from kvsearch.errors import KvsearchError, RunError
-from kvsearch.evaluation.measurement import Measurement
+from kvsearch.evaluation.answers import answered, answers, fits, greedy_of
+from kvsearch.evaluation.measurement import Anchored, Measurement, kept
 from kvsearch.files import require_writable
 from kvsearch.knobs import Setting
 from kvsearch.policy import Policy, layout
-from kvsearch.records import Interval, columns, plain
+from kvsearch.records import Interval
 from kvsearch.session import inputs
+from kvsearch.session.self_check import self_check
 from kvsearch.session.session import Session
-from kvsearch.stats import paired, standard_error
+from kvsearch.session.workloads import Worth, bare, from_tasks, groups, own_answers, say_own
+from kvsearch.stats import clustered, paired, standard_error
+from kvsearch.text import split
 from kvsearch.text import windows as cut_windows
-
-if TYPE_CHECKING:
-    import pandas as pd
-
-CONTEXT, MOST = 2048, 8192  # tokens of a window by default, and at most without --context
-
-
-@dataclass(frozen=True)
-class Evaluated:
-    """One policy on the text. NLL in nats per token, bytes per sequence, all over scored tokens.
-
-    Attributes:
-        policy: its name.
-        fingerprint: identity of the policy on this model.
-        nll, nll_se: mean NLL and its standard error over long blocks.
-        ppl: exp(nll).
-        dnll_full: minus the full cache on the same tokens; above 0 is worse.
-        bytes_peak, bytes_mean, bytes_asked: exact, from the policy: largest, mean, and at the end
-            of a window.
-        bytes_peak_text: the largest total on these windows. Where the policy has anchors the text
-            decides it, and `bytes_mean` and `bytes_resident`; `bytes_peak` and `bytes_asked` are
-            then the same ceiling, which no text exceeds at any step.
-        bytes_resident: summed over the real tensors at the end of a window.
-        slots16: `bytes_peak` in fp16 slots per layer.
-        within_budget: whether `bytes_peak` is at most the budget; None without one.
-        seconds: wall time.
-        impls: which implementation of each op ran.
-    """
-
-    policy: str
-    fingerprint: str
-    nll: float
-    nll_se: float
-    ppl: float
-    dnll_full: Interval
-    bytes_peak: int
-    bytes_peak_text: int
-    bytes_mean: float
-    bytes_asked: int
-    bytes_resident: int
-    slots16: float
-    within_budget: bool | None
-    seconds: float
-    impls: dict[str, str]
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class EvaluateResult:
-    """What an evaluation measured.
-
-    Attributes:
-        rows: one per policy, in the order asked.
-        left_out: methods without a row, which model or budget refuses, and why.
-        model: name, digest, dtype and device.
-        text: name and hashes.
-        tokens: scored tokens, `n` of every row.
-        windows, context: how many windows of how many tokens.
-        score_from: first scored position of a window.
-        full_nll: of the full cache, nats per token.
-    """
-
-    rows: list[Evaluated]
-    model: dict[str, str]
-    text: dict[str, str]
-    tokens: int
-    windows: int
-    context: int
-    score_from: int
-    full_nll: float
-    left_out: dict[str, str] = field(default_factory=dict)
-
-    def to_frame(self) -> "pd.DataFrame":
-        """The rows, with every field; `dnll_full` has its interval in two more columns."""
-        import pandas as pd
-
-        return pd.DataFrame(columns(Evaluated, self.rows))
-
-    def document(self) -> dict[str, Any]:
-        """What `kvsearch eval --json` prints."""
-        about = {k: v for k, v in self.__dict__.items() if k != "rows"}
-        return {**about, "results": plain(self.rows)}
-
-    def __repr__(self) -> str:
-        rows = ", ".join(f"{r.policy} {r.dnll_full.mean:+z.4f}" for r in self.rows)
-        return (
-            f"EvaluateResult: dNLL to the full cache, nats/token, n = {self.tokens} tokens of "
-            f"{self.text['name']}: {rows}"
-        )
-
-
-class NotWritten(RunError):
-    """Losses that could not be written when all was measured.
-
-    Attributes:
-        result: what was measured.
-    """
-
-    def __init__(self, why: str, result: EvaluateResult) -> None:
-        super().__init__(why)
-        self.result = result
+from kvsearch.workloads import Prompts
+from kvsearch.workloads.encode import items_of
+from kvsearch.workloads.files import Record, read_all
+from kvsearch.workloads.items import Ids
+from kvsearch.workloads.parts import TEXT, Part, require_names
 
 
 @takes(EvaluateConfig)
 def evaluate(config: EvaluateConfig) -> EvaluateResult:
-    """Measure policies against the full cache, paired token by token.
+    """Measure policies against the full cache, paired: on a text, on prompts, or on both.
 
     The options are those of `kvsearch eval`. Of several policies, methods that model or budget
     refuse are left out.
 
     Returns:
-        A row per policy, with paired differences to the full cache, and what was left out.
+        A row per workload and policy, with paired differences to the full cache, what each
+        workload is for this model, and what was left out.
 
     Raises:
         KvsearchError: something that the caller can mend, in one sentence.
         NotWritten: such an error after all was measured; it has the result.
     """
     session = Session(config, config.policies)
-    W, T = _extent(config.tokens, config.context, config.windows)
-    config.check_prompt(T)
+    specs, records = config.specs(), read_all(config.prompts)
+    require_names([*[TEXT] * config.windowed, *(spec.label for spec in specs), *records])
+    length = config.extent[1] if config.windowed else 1
+    config.check_prompt(length)
     if config.nll_out is not None:
         require_writable(config.nll_out)
-    loaded, shown = session.load(context=T), session.shown
-    setting, budget = session.setting(T, config.prompt), config.budget(loaded.shape)
-    start = config.score_from or max(1, int(budget.slots if budget else 1))
-    if start >= T:
-        raise KvsearchError(f"--score-from {start} lies outside a window of {T}")
-    start = max(start, config.prompt)
-    source, evaluator = session.text, session.evaluator
-    ids = cut_windows(source, count=W, length=T)
-    setting = session.measured(setting, source, count=W, length=T)
-    chosen, left_out = session.some_policies(setting)
-    measured: list[tuple[Policy, Measurement]] = []
-    with shown.step("evaluate", len(chosen) + 1) as step:
-        full = evaluator.quality(Policy(name="full"), ids)
-        step.advance()
-        for policy in chosen:
-            quality = evaluator.quality(policy, ids, prompt=config.prompt)
-            measured.append((policy, quality))
-            if (found := quality.anchored) is not None:
-                shown.say(
-                    f"{policy.name}: {found.count} anchors in {W} windows of {T} tokens"
-                    + ("; warning: without any, no sequence closes" if not found.count else "")
-                )
-            step.advance(note=policy.name or "")
-    result = EvaluateResult(
-        rows=[_row(p, q, full, setting, start) for p, q in measured],
-        model=inputs.about(loaded),
-        text={
-            "name": source.name,
-            "text_sha256": source.text_sha256,
-            "token_sha256": source.token_sha256,
-        },
-        tokens=int(full.nll[:, start - 1 :].size),
-        windows=W,
-        context=T,
-        score_from=start,
-        full_nll=float(full.nll[:, start - 1 :].mean()),
-        left_out=left_out,
-    )
-    if config.nll_out is not None:
-        try:
-            write_nll(config.nll_out, [(p.name or "", q.nll) for p, q in measured], ids)
-        except RunError as e:
-            raise NotWritten(str(e), result) from e
-    return result
+    session.load(context=max([length, *(spec.tokens for spec in specs)]))
+    return _Evaluation(session, records).result()
 
 
-def _extent(tokens: int | None, context: int | None, windows: int | None) -> tuple[int, int]:
-    """Windows and tokens of each, from any of the three options."""
-    if context is None:
-        total = CONTEXT if tokens is None else tokens
-        context = min(total, MOST) if windows is None else total // windows
-        if context < 1:
-            raise KvsearchError(
-                f"{total} tokens are too few for {windows} windows: lower --windows or raise "
-                "--tokens"
+class _Evaluation:
+    """The rows of an evaluation, workload by workload."""
+
+    def __init__(
+        self, session: Session[EvaluateConfig], records: Mapping[str, Sequence[Record]]
+    ) -> None:
+        self.session, self.config, self.loaded = session, session.config, session.loaded
+        self.shown, self.records = session.shown, records
+        self.rows, self.workloads = list[Evaluated](), list[Workload]()
+        self.left_out, self.generated = dict[str, str](), list[Predicted]()
+
+    def result(self) -> EvaluateResult:
+        """Everything, measured."""
+        config, fault = self.config, ""
+        prompts = self._prompts()
+        if config.kvpress_out is not None:
+            require_prompts(prompts)
+            require_writable(config.kvpress_out / "config.yaml")
+        losses = self._on_text() if config.windowed else None
+        if prompts:
+            fault = self_check(self.loaded, prompts, self.records, self.shown)
+        for workload in prompts:
+            self._on_prompts(workload)
+        folders = []
+        if config.kvpress_out is not None:
+            where = self.loaded.name, self.loaded.device, config.see
+            folders = write(config.kvpress_out, *where, self.generated)
+        about = inputs.about(self.loaded)
+        result = EvaluateResult(self.rows, self.workloads, about, self.left_out, folders, fault)
+        if config.nll_out is not None and losses is not None:
+            try:
+                write_nll(config.nll_out, *losses)
+            except RunError as e:
+                raise NotWritten(str(e), result) from e
+        return result
+
+    def _prompts(self) -> list[Prompts]:
+        """Those of tasks, of the part that no search sees, and of files."""
+        config, found = self.config, list[Prompts]()
+        if specs := config.specs():
+            prose = split(self.session.text).report
+            found += from_tasks(self.loaded, specs, prose, config.see, config.items, config.seed)
+        for name, some in self.records.items():
+            say_own(self.shown, name, some)
+            found.append(items_of(self.loaded, name, some, config.see, greedy_of(self.loaded)))
+        return found
+
+    def _policies(self, workload: str, setting: Setting) -> list[Policy]:
+        """The policies at this size; what cannot be is left out there."""
+        chosen, refused = self.session.some_policies(setting)
+        several = self.config.windowed + len(self.config.specs()) + len(self.records) > 1
+        for name, why in refused.items():
+            why = f"{workload}: {why}" if several else why
+            self.left_out[name] = "; ".join(filter(None, (self.left_out.get(name), why)))
+        return chosen
+
+    def _on_text(self) -> tuple[list[tuple[str, NDArray[np.float32]]], Ids]:
+        """Measure the windows of a text, whose losses `write_nll` takes."""
+        config, session = self.config, self.session
+        W, T = config.extent
+        setting, budget = session.setting(T, config.prompt), config.budget(self.loaded.shape)
+        start = config.score_from or max(1, int(budget.slots if budget else 1))
+        if start >= T:
+            raise KvsearchError(f"--score-from {start} lies outside a window of {T}")
+        start = max(start, config.prompt)
+        source, evaluator = session.text, session.evaluator
+        ids = cut_windows(source, count=W, length=T)
+        setting = session.measured(setting, source, count=W, length=T)
+        chosen = self._policies(TEXT, setting)
+        measured: list[tuple[Policy, Measurement]] = []
+        with self.shown.step("evaluate", len(chosen) + 1) as step:
+            full = evaluator.quality(Policy(name="full"), ids)
+            step.advance()
+            for policy in chosen:
+                quality = evaluator.quality(policy, ids, prompt=config.prompt)
+                measured.append((policy, quality))
+                if (found := quality.anchored) is not None:
+                    self.shown.say(
+                        f"{policy.name}: {found.count} anchors in {W} windows of {T} tokens"
+                        + ("; warning: without any, no sequence closes" * (not found.count))
+                    )
+                step.advance(note=policy.name or "")
+        whole = full.nll[:, start - 1 :]
+        hashes = {"text_sha256": source.text_sha256, "token_sha256": source.token_sha256}
+        self.workloads.append(
+            Workload(
+                name=TEXT, items=W, tokens=T, scored=int(whole.size),
+                digest=Part.text(TEXT, ids).digest, full=float(whole.mean()),
+                text={"name": source.name, **hashes}, score_from=start,
             )
-    if windows is None:
-        windows = 1 if tokens is None else max(1, tokens // context)
-    return windows, context
+        )  # fmt: skip
+        for policy, quality in measured:
+            nll = quality.nll[:, start - 1 :]
+            mean = float(nll.mean())
+            row = self._row(
+                policy, setting, quality.anchored, workload=TEXT, nll=mean,
+                dnll_full=paired(nll, whole), bytes_resident=quality.bytes_resident,
+                seconds=quality.seconds, impls=quality.impls,
+            )  # fmt: skip
+            self.rows.append(replace(row, nll_se=standard_error(nll), ppl=math.exp(mean)))
+        return [(p.name or "", q.nll) for p, q in measured], ids
+
+    def _on_prompts(self, workload: Prompts) -> None:
+        """Measure the answers of a workload, and generate them where a folder is asked for."""
+        session, evaluator, name = self.session, self.session.evaluator, workload.name
+        setting = session.setting(workload.longest, workload.prompt, prompts=True)
+        setting = session.measured(setting)
+        chosen = self._policies(name, setting)
+        generates = self.config.kvpress_out is not None
+        with self.shown.step(name, (len(chosen) + 2) * (1 + generates) * len(workload.items)) as s:
+            few = fits(evaluator, workload)
+            full = answers(evaluator, Policy(name="full"), workload, keep=few, progress=s.advance)
+            without = bare(workload, self.loaded)
+            empty = answers(evaluator, Policy(), without, resident=False, progress=s.advance)
+            worth = Worth.of(workload, full, empty)
+            self.workloads.append(
+                Workload(
+                    name=name, items=len(workload.items), tokens=workload.longest,
+                    scored=workload.asks, digest=workload.digest, full=worth.full,
+                    see=workload.see, own=own_answers(self.records.get(name, ())),
+                    empty=worth.empty, passes=worth.passes, full_exact=float(full.exact.mean()),
+                )
+            )  # fmt: skip
+            if not worth.passes:
+                self.shown.say(
+                    f"{name}: {self.loaded.name} does not need the context for these answers "
+                    f"(NLL {worth.full:.2f} with it, {worth.empty:.2f} without): shares lost say "
+                    "nothing here"
+                )
+            whole, scale = answered(workload, full), worth.nats if worth.nats > 0 else math.nan
+            for policy in chosen:
+                found = answers(
+                    evaluator, policy, workload, full=full.log if few else None,
+                    progress=s.advance,
+                )  # fmt: skip
+                gap = clustered(found.nll - full.nll, groups(workload))
+                lost = Interval(gap.mean / scale, gap.lo / scale, gap.hi / scale)
+                keeps = kept(name, lost, answered(workload, found), whole)
+                row = self._row(
+                    policy, setting, workload=name, nll=float(found.nll.mean()), dnll_full=gap,
+                    bytes_resident=found.bytes_end, seconds=found.seconds, impls=found.impls,
+                )  # fmt: skip
+                row = replace(row, bytes_prompt=found.bytes_prompt, lost=lost, exact=keeps.exact,
+                              flips=keeps.flips, asks=keeps.asks, kl=keeps.kl)  # fmt: skip
+                self.rows.append(row)
+            if generates:
+                for policy in [Policy(name="full"), *(p for p in chosen if p.name != "full")]:
+                    ratio = _saved(policy, setting)
+                    self.generated.append(
+                        predicted(evaluator, policy, workload, ratio, progress=s.advance)
+                    )
+
+    def _row(
+        self, policy: Policy, setting: Setting, found: Anchored | None = None, **measured: Any
+    ) -> Evaluated:
+        """A row with the bytes of the policy, which anchors in a text decide with it."""
+        shape, limit, prompt = setting.shape, setting.budget_bytes, setting.prompt
+        sizes, tokens = layout(policy, shape), setting.tokens if found is None else found.tokens
+        peak = sizes.bytes_peak(tokens, prompt)
+        return Evaluated(
+            policy=policy.name or "",
+            fingerprint=policy.fingerprint(shape.layers),
+            bytes_peak=peak,
+            bytes_peak_text=peak if found is None else found.bytes.peak,
+            bytes_mean=sizes.bytes_mean(tokens, prompt) if found is None else found.bytes.mean,
+            bytes_asked=sizes.bytes_at(tokens, prompt),
+            slots16=peak / shape.budget_bytes(1),
+            within_budget=None if limit is None else peak <= limit,
+            **measured,
+        )
 
 
-def _row(
-    policy: Policy, quality: Measurement, full: Measurement, setting: Setting, start: int
-) -> Evaluated:
-    nll = quality.nll[:, start - 1 :]
-    mean = float(nll.mean())
-    sizes, found, tokens = layout(policy, setting.shape), quality.anchored, setting.tokens
-    tokens = tokens if found is None else found.tokens
-    peak, limit = sizes.bytes_peak(tokens, setting.prompt), setting.budget_bytes
-    mean_bytes = sizes.bytes_mean(tokens, setting.prompt) if found is None else found.bytes.mean
-    return Evaluated(
-        policy=policy.name or "",
-        fingerprint=policy.fingerprint(setting.shape.layers),
-        nll=mean,
-        nll_se=standard_error(nll),
-        ppl=math.exp(mean),
-        dnll_full=paired(nll, full.nll[:, start - 1 :]),
-        bytes_peak=peak,
-        bytes_peak_text=peak if found is None else found.bytes.peak,
-        bytes_mean=mean_bytes,
-        bytes_asked=sizes.bytes_at(tokens, setting.prompt),
-        bytes_resident=quality.bytes_resident,
-        slots16=peak / setting.shape.budget_bytes(1),
-        within_budget=None if limit is None else peak <= limit,
-        seconds=quality.seconds,
-        impls=quality.impls,
+def _saved(policy: Policy, setting: Setting) -> float:
+    """Share of the full cache's bytes that a policy saves at its peak."""
+    mine, full = (
+        layout(p, setting.shape).bytes_peak(setting.tokens, setting.prompt)
+        for p in (policy, Policy())
     )
+    return 1 - mine / full

@@ -1,6 +1,5 @@
 """A policy for a runtime: what becomes of each field, what that costs, and the files."""
 
-import json
 from collections.abc import Callable
 from dataclasses import replace
 from os import PathLike
@@ -10,8 +9,9 @@ from typing import Any, Literal, ParamSpec, Protocol, cast, overload
 import numpy as np
 from numpy.typing import NDArray
 
+from kvsearch.commands.evaluate import evaluate
+from kvsearch.commands.evaluated import EvaluateResult
 from kvsearch.commands.exported import Exported, Loss
-from kvsearch.commands.prompts import PromptsResult, evaluate_prompts
 from kvsearch.commands.vectors_and_storage import write_other
 from kvsearch.config.commands import ExportConfig
 from kvsearch.config.function import takes
@@ -40,6 +40,7 @@ from kvsearch.models.load import LoadedModel, shape_named
 from kvsearch.models.shared import policy_file
 from kvsearch.policy import ModelShape, Policy, check, layout
 from kvsearch.policy_search.folder import run_of
+from kvsearch.results.study import Study
 from kvsearch.session import inputs
 from kvsearch.session.learned import learns
 from kvsearch.session.policies import is_method, method
@@ -100,8 +101,8 @@ def export(config: ExportConfig) -> Exported | tuple[Path, ...]:
     if verify:
         require(target)
     inputs.require_files(text)
-    prompted = config.prompted
-    if prompted and (verify or dataset is not None):
+    asks = config.names_prompts
+    if asks and (verify or dataset is not None):
         what = "--verify compares" if verify else "--dataset is for losses"
         raise KvsearchError(f"{what} on a text; leave --task and --prompts out")
     config.check_prompt(context)
@@ -115,11 +116,11 @@ def export(config: ExportConfig) -> Exported | tuple[Path, ...]:
             learned, model = newest(there.model) or "", ModelConfig(model=there)
         asked = method(str(policy), shape, config, context=context, prompt=prompt, learned=learned)
     loaded = None
-    if prompted or verify or text or dataset is not None:
+    if asks or verify or text or dataset is not None:
         require_writable(folder / "policy.json" if folder.exists() else folder)
-        loaded = inputs.model(model, context=1 if prompted else context, say=shown.say)
+        loaded = inputs.model(model, context=context if config.windowed else 1, say=shown.say)
         name, shape = loaded.name, loaded.shape
-        check(asked, shape, prompt=None if prompted else prompt)
+        check(asked, shape, prompt=prompt if config.windowed else None)
         require_anchors(loaded, asked)
     given = project(asked, target, shape)
     found = verdicts(asked, given, None if shape is None else shape.layers)
@@ -131,13 +132,15 @@ def export(config: ExportConfig) -> Exported | tuple[Path, ...]:
         require_free(folder, made.files)
     loss: Loss | None = None
     measured: dict[str, int] = {}
-    answered: PromptsResult | None = None
-    if loaded is not None and prompted:
+    answered: EvaluateResult | None = None
+    if loaded is not None and asks:
         both = [p.model_copy(update={"name": n}) for n, p in (("asked", asked), ("given", given))]
-        answered = evaluate_prompts(
+        answered = evaluate(
             both[: 1 + (asked.canonical() != given.canonical())], loaded, text,
             tasks=config.tasks, prompts=config.prompts, see=config.see, items=config.items,
-            progress=config.progress,
+            context=context if text else None, windows=config.windows if text else None,
+            prompt=prompt if text else 0, progress=config.progress,
+            score_from=_scored_from(asked, given, prompt, context) if text else None,
         )  # fmt: skip
     elif loaded is not None:
         source = inputs.tokenized(loaded, inputs.source(text, dataset, shown.say))
@@ -190,10 +193,15 @@ def _model(
     if file is None or (run := run_of(file)) is None:
         return None, None
     try:
-        found = json.loads((run / "study.json").read_text(encoding="utf-8"))["model"]
-        return found["name"], ModelShape(**found["shape"])
-    except (OSError, ValueError, KeyError, TypeError):
+        study = Study.read(run / "study.json")
+    except RunError:  # of another version
         return None, None
+    return study.model.name, study.shape
+
+
+def _scored_from(asked: Policy, given: Policy, prompt: int, tokens: int) -> int:
+    """Where the larger cache is full, or the middle of a window if that comes first."""
+    return max(1, prompt, min(max(asked.slots or 1, given.slots or 1), tokens // 2))
 
 
 def _losses(
@@ -211,7 +219,7 @@ def _losses(
     evaluator = Evaluator(loaded)
     measured: dict[str, int] = {}
     layers, T = loaded.shape.layers, ids.shape[1]
-    start = max(1, prompt, min(max(asked.slots or 1, given.slots or 1), T // 2))
+    start = _scored_from(asked, given, prompt, T)
     losses: dict[str, NDArray[np.float32]] = {}
     with shown.step("losses", 2 + verify) as step:
         for p in (asked, given):

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from pydantic import TypeAdapter
 
-from kvsearch.commands.prompts import PromptsResult
+from kvsearch.commands.evaluated import EvaluateResult
 from kvsearch.exporters import Proof, Target, Verdict, proof
 from kvsearch.policy import Policy
 from kvsearch.records import Interval
@@ -58,7 +58,8 @@ class Exported:
         tokens: length of the stream that bytes are counted for.
         bytes_asked, bytes_given: at the peak; None where the model's shape is not known.
         loss: on a text, if there was one.
-        answers: on prompts, if there were some: of the policies `asked` and `given`.
+        answers: on prompts, if there were some, and on the text beside them: of the policies
+            `asked` and `given`.
         measured: what the runtime said of its cache.
         notes: what no field says, one sentence each.
     """
@@ -74,7 +75,7 @@ class Exported:
     loss: Loss | None
     measured: dict[str, int]
     notes: tuple[str, ...]
-    answers: PromptsResult | None = None
+    answers: EvaluateResult | None = None
 
     def document(self) -> dict[str, Any]:
         """What `kvsearch export --json` prints."""

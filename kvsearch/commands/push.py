@@ -15,8 +15,9 @@ from kvsearch.models.shared import FILE, is_repository, policy_file
 from kvsearch.policy import ModelShape, Policy, check
 from kvsearch.policy.origin import without_figures
 from kvsearch.policy_search.folder import RunFolder, run_of
-from kvsearch.records import Row, Summary
+from kvsearch.records import Row
 from kvsearch.report.card import Proven, card, document
+from kvsearch.results.summary import Summary
 from kvsearch.run import summary as summaries
 
 HEADS = "heads.json"  # as in a run folder
@@ -77,8 +78,8 @@ def push(
     if found is None:
         policy = without_figures(policy)  # nothing here says that they are this policy's
     else:
-        shape = summaries.shape_from(found[0].model)
-        model = str(found[0].model["name"])
+        shape = found[0].study.shape
+        model = found[0].model.name
     exact = _exact(policy, shape)
     losses: str | None = None  # what the KV heads of the model lose, as the run has it
     if run is not None and found is not None and policy.budgets.weights:
@@ -108,7 +109,7 @@ def _measured(run: Path | None, policy: Policy) -> tuple[Summary, Row] | None:
         summary = summaries.read(RunFolder(run, write=False))
     except summaries.Unfinished:
         return None
-    layers = summaries.shape_from(summary.model).layers
+    layers = summary.study.shape.layers
     key = policy.fingerprint(layers)
     rows = [r for r in summary.rows if r.policy.fingerprint(layers) == key]
     return (summary, rows[0]) if rows else None

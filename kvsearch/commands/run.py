@@ -8,8 +8,9 @@ from kvsearch.config.function import takes
 from kvsearch.config.run_config import RunConfig
 from kvsearch.pareto import front
 from kvsearch.policy import Policy
-from kvsearch.records import Row, Summary, Trial, columns, plain
+from kvsearch.records import Row, Trial, columns, plain
 from kvsearch.report.tables import bytes_text
+from kvsearch.results.summary import Summary
 from kvsearch.results.verdict import judged
 from kvsearch.run.run import Run
 from kvsearch.session.progress import Shown, TimeUp
@@ -64,9 +65,8 @@ class SearchResult:
 
     def document(self) -> dict[str, Any]:
         """What `kvsearch run --json` prints."""
-        verdict = plain(judged(self.summary))
-        told = {"out": str(self.folder), "interrupted": False, "verdict": verdict}
-        return {**told, **plain(self.summary)}
+        told = {"out": str(self.folder), "interrupted": False}
+        return {**told, "verdict": plain(judged(self.summary)), **self.summary.document()}
 
     def __repr__(self) -> str:
         s = self.summary
@@ -102,7 +102,7 @@ class Interrupted(KeyboardInterrupt):
             "out": str(self.folder),
             "interrupted": True,
             "front": [self.trials[i].name for i in best],
-            **plain(self.summary),
+            **self.summary.document(),
         }
 
 

@@ -95,7 +95,7 @@ def _typed(kind: Callable[P, GatesConfig]) -> Callable[[Callable[[GatesConfig], 
 
 @_typed(GatesConfig)
 def tasks(config: GatesConfig) -> "dict[str, Task] | list[Gate]":
-    """The tasks that `search` and `evaluate_prompts` know; of a model, which of them it can do.
+    """The tasks that `search` and `evaluate` know; of a model, which of them it can do.
 
     With a model, each task is tried with the full cache: its answers must be likelier with the
     context than without, certainly and by 0.2 nats a token, or policies cannot be compared on it.

@@ -3,7 +3,7 @@
 from os import PathLike
 from pathlib import Path
 
-from kvsearch.config.study import Study
+from kvsearch.config import study as studies
 from kvsearch.errors import RunError
 from kvsearch.exporters.optuna_storage import sqlite
 from kvsearch.files import write_all, write_atomic
@@ -46,7 +46,7 @@ def optuna_storage(
     """
     folder = Path(run)
     try:
-        study = Study.read(folder / "study.json")
+        study = studies.read(folder / "study.json")
     except (FileNotFoundError, NotADirectoryError) as e:
         raise RunError(f"{folder} is no run folder; --to optuna needs that of a run") from e
     file = folder / FILE if out is None else Path(out)

@@ -1,7 +1,7 @@
 """Options of the commands beside `run`: the same parts, and what each has of its own."""
 
 from collections.abc import Sequence
-from dataclasses import KW_ONLY
+from dataclasses import KW_ONLY, fields
 from math import inf
 from os import PathLike
 from pathlib import Path
@@ -18,22 +18,24 @@ from kvsearch.config.model import (
     ModelConfig,
     NameConfig,
 )
-from kvsearch.config.option import Config, Given, Word, again, option, ordered, part
+from kvsearch.config.option import Config, Given, Word, again, flags_of, option, ordered, part
 from kvsearch.config.workload import (
     BatchConfig,
     DatasetConfig,
     ItemsConfig,
+    MeasuredConfig,
     PromptConfig,
-    PromptsConfig,
     TasksConfig,
     TextConfig,
     Texts,
     Words,
     WorkloadConfig,
 )
+from kvsearch.errors import KvsearchError
 from kvsearch.policy import Policy
 from kvsearch.text import TextLike
 
+CONTEXT, LONGEST = 2048, 8192  # tokens of a window by default, and at most without --context
 PolicyLike = str | PathLike[str] | Policy
 Folder = Given[str | PathLike[str], Path]
 
@@ -63,19 +65,20 @@ class PoliciesConfig(Config):
     policies: PolicyLike | Sequence[PolicyLike]
 
 
+ON_TEXT = ("tokens", "context", "windows", "score_from", "prompt", "batch", "nll_out")
+ON_PROMPTS = ("see", "items", "seed", "kvpress_out")
+
+
 @part
-class EvaluatedConfig(HeadLossConfig, BudgetConfig, ModelConfig, PoliciesConfig):
-    """What is measured, on whatever that is."""
+class EvaluateConfig(
+    BatchConfig, ItemsConfig, MeasuredConfig, PromptConfig, HeadLossConfig, BudgetConfig,
+    ModelConfig, PoliciesConfig,
+):  # fmt: skip
+    """Policies on a text, on prompts and answers, or on both."""
 
     budget_slots: float | None = again(
         BudgetConfig, "budget_slots", help="size methods to this, in fp16 slots per layer"
     )
-
-
-@part
-class EvaluateConfig(BatchConfig, PromptConfig, DatasetConfig, EvaluatedConfig):
-    """Policies on a text."""
-
     tokens: int | None = option(
         None, "tokens in all [default: windows x context]", check=at_least(1)
     )
@@ -87,21 +90,47 @@ class EvaluateConfig(BatchConfig, PromptConfig, DatasetConfig, EvaluatedConfig):
     )
     score_from: int | None = again(WorkloadConfig, "score_from")
     nll_out: File = option(
-        None, "per-token NLL: policy, window, pos, token, nll", path, metavar="FILE.parquet"
+        None,
+        "per-token NLL of the text: policy, window, pos, token, nll",
+        path,
+        metavar="FILE.parquet",
     )
-
-
-@part
-class EvaluatePromptsConfig(ItemsConfig, PromptsConfig, TextConfig, EvaluatedConfig):
-    """Policies on prompts and answers."""
-
-    seed: int = option(0, "of what tasks draw", hidden=True)
+    seed: int = option(0, "of what tasks draw", group="Prompts")
     kvpress_out: File = option(
         None,
         "also generate the answers to prompts, and write them below DIR as kvpress does",
         path,
         metavar="DIR",
     )
+
+    def check(self) -> None:
+        """Refuse what is for a text where none is measured, and what is for prompts likewise."""
+        super().check()
+        for f in fields(self):
+            if f.name in ON_TEXT and not self.windowed:
+                missing = "a text: give --text, or leave out --task and --prompts"
+            elif f.name in ON_PROMPTS and not self.names_prompts:
+                missing = "answers to prompts: give --task or --prompts"
+            else:
+                continue
+            if getattr(self, f.name) != f.default:
+                raise KvsearchError(f"{flags_of(f)[0]} is for {missing}")
+
+    @property
+    def extent(self) -> tuple[int, int]:
+        """Windows and tokens of each, from any of the three options."""
+        context, windows = self.context, self.windows
+        if context is None:
+            total = CONTEXT if self.tokens is None else self.tokens
+            context = min(total, LONGEST) if windows is None else total // windows
+            if context < 1:
+                raise KvsearchError(
+                    f"{total} tokens are too few for {windows} windows: lower --windows or raise "
+                    "--tokens"
+                )
+        if windows is None:
+            windows = 1 if self.tokens is None else max(1, self.tokens // context)
+        return windows, context
 
 
 @ordered
@@ -130,8 +159,7 @@ class BenchConfig(HeadLossConfig, BudgetConfig, DatasetConfig, ModelConfig, Poli
 
 @ordered
 class ExportConfig(
-    ItemsConfig, PromptsConfig, PromptConfig, DatasetConfig, BudgetConfig, DeviceConfig,
-    PolicyConfig,
+    ItemsConfig, MeasuredConfig, PromptConfig, BudgetConfig, DeviceConfig, PolicyConfig,
 ):  # fmt: skip
     """A policy for a runtime."""
 

@@ -22,6 +22,8 @@ _prompts = partial(option, group="Prompts")
 
 
 WINDOWS = 16  # of a text alone, that a search sees
+HEADLINE_WINDOWS = 8  # times as many windows of the report where its headline is undecided, at most
+HEADLINE_CONTEXTS = 4  # and times as many contexts that are asked about
 FACTS, HIDDEN = "facts", 4  # in a context, all of which are asked for
 AFTER = 64  # tokens that a question about a fact and its answer may take
 
@@ -87,8 +89,8 @@ class TasksConfig(Config):
 
     tasks: Words = _prompts(
         (),
-        "answers to prompts instead of a text: see `kvsearch tasks`; repeatable; `ruler` is all "
-        "of RULER",
+        "answers to prompts, and of a text only where one is named: see `kvsearch tasks`; "
+        "repeatable; `ruler` is all of RULER",
         _tasks,
         metavar="NAME[:N][,tokens=N]", flags="--task",
     )  # fmt: skip
@@ -118,9 +120,19 @@ class PromptsConfig(TasksConfig):
     )
 
     @property
-    def prompted(self) -> bool:
-        """Whether policies are measured on prompts and answers, and not on a text."""
+    def names_prompts(self) -> bool:
+        """Whether a task or a file of prompts is named."""
         return bool(self.tasks or self.prompts)
+
+
+@part
+class MeasuredConfig(PromptsConfig, DatasetConfig):
+    """What policies are measured on: windows of a text, prompts and answers, or both."""
+
+    @property
+    def windowed(self) -> bool:
+        """Whether windows of a text are measured: by default unless there are only prompts."""
+        return bool(self.text) or self.dataset is not None or not self.names_prompts
 
 
 @part
@@ -160,7 +172,7 @@ class BatchConfig(Config):
 
 
 @part
-class WorkloadConfig(PromptsConfig, DatasetConfig):
+class WorkloadConfig(MeasuredConfig):
     """What a run searches on and reports on."""
 
     report_text: Texts = _text(
@@ -216,7 +228,7 @@ class WorkloadConfig(PromptsConfig, DatasetConfig):
     def check(self) -> None:
         """Refuse what is for a text beside prompts, and parts of prompts without the others."""
         super().check()
-        if self.text_only and self.prompted:
+        if self.text_only and self.names_prompts:
             raise KvsearchError(
                 "--text-only leaves no room for --task and --prompts; leave one out"
             )
@@ -243,19 +255,18 @@ class WorkloadConfig(PromptsConfig, DatasetConfig):
 
     @property
     def windowed(self) -> bool:
-        """Whether windows of a text are measured: by default unless there are only prompts."""
-        named = bool(self.text) or self.dataset is not None
-        return (named or not self.prompted) and self.weighs(TEXT) > 0
+        """Whether windows of a text are measured: as elsewhere, unless they count nothing."""
+        return super().windowed and self.weighs(TEXT) > 0
 
     @property
     def facts(self) -> bool:
         """Whether facts are hidden in the text and asked for, beside its windows."""
-        return not (self.prompted or self.text_only) and self.weighs(FACTS) > 0
+        return not (self.names_prompts or self.text_only) and self.weighs(FACTS) > 0
 
     @property
     def asked(self) -> bool:
         """Whether questions are asked after a context: of facts, tasks or prompts."""
-        return self.prompted or self.facts
+        return self.names_prompts or self.facts
 
     def specs(self) -> list[TaskSpec]:
         """The tasks, or the facts where there are none; raises for one that there is not."""

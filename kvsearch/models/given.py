@@ -4,7 +4,6 @@ It has no name, so the identity is a hash of its weights.
 """
 
 import hashlib
-import sys
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -15,7 +14,7 @@ from transformers import PreTrainedModel
 
 from kvsearch.errors import ModelError, lacks_memory, quoted
 from kvsearch.models.read import brief
-from kvsearch.models.shape import entrance, hooks
+from kvsearch.models.shape import entrance, hooks, inner
 from kvsearch.models.vocabulary import rows
 
 MEMORY = "memory:"  # how such a digest begins
@@ -24,7 +23,7 @@ SAMPLES = 4096  # spread over a larger one
 PROBE = 8  # tokens on which an adapted model and the one inside it are compared
 
 
-def unwrapped(model: Any) -> Any:
+def causal(model: Any) -> Any:
     """The transformers model inside wrappers: of `torch.compile`, of `DataParallel`, of PEFT.
 
     PEFT puts the layers of most of its methods, LoRA among them, into the model, where they stay in
@@ -34,16 +33,10 @@ def unwrapped(model: Any) -> Any:
         ModelError: it is no causal language model of transformers, or its adapter works outside of
             the model, as virtual tokens do.
     """
-    while isinstance(model, nn.Module):
-        peft = sys.modules.get("peft")
-        if peft is not None and isinstance(model, peft.PeftModel | peft.PeftMixedModel):
-            model = _without_peft(model)
-        elif isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
-            model = model.module
-        elif "_orig_mod" in model._modules:  # of torch.compile
-            model = model._modules["_orig_mod"]
-        else:
-            break
+    while (found := inner(model)) is not None:
+        if hasattr(model, "peft_config") and "_orig_mod" not in model._modules:
+            _require_same(model, found)
+        model = found
     if not isinstance(model, PreTrainedModel):
         raise ModelError(f"a {type(model).__name__} is no model of transformers; {_instead(model)}")
     if not model.can_generate():
@@ -69,12 +62,8 @@ def _attributes(x: Any) -> Any:
     return getattr(x, "__dict__", {}).items()
 
 
-def _without_peft(model: Any) -> Any:
-    """The model inside a PEFT model, with its adapters' layers.
-
-    Raises:
-        ModelError: without the wrapper it computes something else.
-    """
+def _require_same(model: Any, inner: Any) -> None:
+    """Raise a `ModelError` where a PEFT model computes something else than the one inside."""
     for config in model.peft_config.values():
         kind = str(getattr(config.peft_type, "value", config.peft_type))
         if config.is_prompt_learning:
@@ -89,10 +78,9 @@ def _without_peft(model: Any) -> Any:
                 "tokens only, and kvsearch does not look for them; give the model without it, or "
                 "with a plain LoRA adapter"
             )
-    inner = model.base_model.model
     device = entrance(inner)
     if device.type == "meta":
-        return inner  # which `digest` refuses
+        return  # which `digest` refuses
     ids = torch.arange(PROBE, device=device)[None] % rows(inner)
     model.eval()
     try:
@@ -109,7 +97,6 @@ def _without_peft(model: Any) -> Any:
             f"the model has a PEFT adapter of type {kind}, {why}; give the model with the adapter "
             "merged (merge_and_unload), or without it"
         )
-    return inner
 
 
 def require_plain(model: Any, what: str) -> None:

@@ -89,7 +89,7 @@ class LoadedModel:
         Raises:
             ModelError: it is none that policies can be run on, or it has no weights.
         """
-        model = given.unwrapped(model)
+        model = given.causal(model)
         shape, digest = shape_of(model.config), given.digest(model)
         first = next(model.parameters())
         Head(model.eval())  # or an evaluation would find out later

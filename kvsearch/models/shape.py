@@ -142,9 +142,7 @@ def unwrapped(model: Any) -> Any:
     Raises:
         ModelError: the model is tuned by a prefix, a cache of its own.
     """
-    from transformers import PreTrainedModel
-
-    while not isinstance(model, PreTrainedModel):
+    while (found := inner(model)) is not None:
         tuned = getattr(model, "active_peft_config", None)
         kind = getattr(getattr(tuned, "peft_type", None), "value", None)
         if kind in ("PREFIX_TUNING", "CARTRIDGE"):
@@ -152,16 +150,24 @@ def unwrapped(model: Any) -> Any:
                 f"a PEFT model of kind {kind} begins with keys and values of its own, which no "
                 "policy cache holds; use another kind, such as LoRA"
             )
-        if hasattr(model, "get_base_model"):
-            found = model.get_base_model()
-        elif hasattr(model, "peft_config"):  # adapters of several kinds, or inside of PEFT's
-            found = model.model
-        else:
-            found = getattr(model, "_orig_mod", getattr(model, "module", None))
-        if not isinstance(found, nn.Module):
-            return model
         model = found
     return model
+
+
+def inner(model: Any) -> Any:
+    """What a model of torch.compile, several devices or PEFT holds; None: it is no wrapper."""
+    from transformers import PreTrainedModel
+
+    if isinstance(model, PreTrainedModel) or not isinstance(model, nn.Module):
+        return None
+    found: Any = model._modules.get("_orig_mod")  # of torch.compile, which has all names inside
+    if found is None and hasattr(model, "peft_config"):
+        whole: Any = model
+        # the second: adapters of several kinds, or inside of PEFT's
+        found = whole.get_base_model() if hasattr(whole, "get_base_model") else whole.model
+    elif found is None:
+        found = getattr(model, "module", None)
+    return found if isinstance(found, nn.Module) else None
 
 
 def entrance(model: Any) -> torch.device:

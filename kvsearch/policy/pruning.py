@@ -57,8 +57,7 @@ class Importance:
     def read(cls, data: Mapping[str, Any]) -> "Importance":
         """From `plain`, lists instead of tuples included."""
         orders = {score: Orders.read(x) for score, x in data["orders"].items()}
-        rise = data["harm"] if "harm" in data else data["ppl_rise"]  # its name in earlier runs
-        return cls(tuple(rise), orders)
+        return cls(tuple(data["ppl_rise"]), orders)
 
 
 def tuples(x: Any) -> Any:

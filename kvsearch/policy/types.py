@@ -257,7 +257,7 @@ class Policy(Frozen):
         if self.quantizes:
             d["quantizer"] = self.quantizer.canonical(self.fp16_sinks > 0, self.fp16_recent > 0)
         if (rule := self.active_rule) is not None:
-            d[rule.identity] = rule.canonical()
+            d["score" if type(rule) is Attention else "rule"] = rule.canonical()
         if self.ladder is not None:
             d["ladder"] = self._canonical_ladder(layers)
         if self.evicts:

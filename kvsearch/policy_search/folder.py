@@ -10,6 +10,7 @@ of scored tokens: a fortieth of the size, and every table follows from them.
 """
 
 import json
+from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -24,36 +25,24 @@ from pydantic import TypeAdapter
 from kvsearch.errors import RunError, named, quoted, reason
 from kvsearch.evaluation.measurement import Answered, Measurement
 from kvsearch.files import remove_drafts, write_atomic, write_parquet
-from kvsearch.policy_search import run_files
 from kvsearch.policy_search.crash_counter import Attempts
 from kvsearch.policy_search.journal import Journal
 from kvsearch.records import Trial, plain
+from kvsearch.results.study import Study
 from kvsearch.stats import BLOCK, Blocks, blocks
 
 BLOCKS = "blocks.parquet"
-_BESIDE = ("tokens", "bytes_resident", "seconds", "impls", "answers")  # of a `Measurement`
-_ANSWERS = TypeAdapter(tuple[Answered, ...])
+_BESIDE = ("tokens", "bytes_resident", "seconds", "impls")  # of a `Measurement`
+_ANSWER = pa.struct(  # the fields of `Answered`, in the table of losses and in that of blocks
+    {
+        "of": pa.string(), "group": pa.string(), "weight": pa.float64(),
+        "exact": pa.list_(pa.bool_()), "first": pa.list_(pa.list_(pa.int32())),
+        "kl": pa.list_(pa.float64()),
+        "needle": pa.struct({"length": pa.int32(), "depth": pa.float64()}), "nll": pa.float64(),
+    }
+)  # fmt: skip
+_OLDER = TypeAdapter(tuple[Answered, ...])  # answers that are in a file's metadata
 _DAMAGE = (OSError, pa.ArrowException, LookupError, TypeError, ValueError)  # of a Parquet file
-# `model.origin` is a sentence, another one after the first download; older runs lack `others`
-FREE = (
-    "versions.",
-    "options.",
-    "trials",
-    "settings.left_out",
-    "model.origin",
-    "model.shape.others",
-)
-
-
-def question(asked: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Dotted name -> value of every field of `study.json` that makes a run another one."""
-    found: dict[str, Any] = {}
-    for name, value in ((prefix + key, value) for key, value in asked.items()):
-        if isinstance(value, dict):
-            found |= question(value, f"{name}.")
-        elif not name.startswith(FREE):
-            found[name] = value
-    return found
 
 
 def run_of(file: Path) -> Path | None:
@@ -96,7 +85,7 @@ class RunFolder:
 
     # -- what was asked ------------------------------------------------------------------------
 
-    def claim(self, asked: dict[str, Any]) -> bool:
+    def claim(self, asked: Study) -> bool:
         """Write `study.json`, or check that this run asked the same, if one has begun.
 
         Returns:
@@ -107,7 +96,7 @@ class RunFolder:
         """
         file, begun = self.path / "study.json", False
         if file.exists():
-            was, now = question(run_files.study(file)), question(json.loads(json.dumps(asked)))
+            was, now = Study.read(file).question, asked.question
             differing = [
                 f"{key} was {quoted(was.get(key))}, now {quoted(now.get(key))}"
                 for key in sorted(set(was) | set(now))
@@ -122,7 +111,7 @@ class RunFolder:
                 )
             if not differing:
                 return begun
-        write_atomic(file, json.dumps(asked, indent=2, sort_keys=True) + "\n")
+        write_atomic(file, json.dumps(asked.document(), indent=2, sort_keys=True) + "\n")
         return begun  # False: a start that was refused leaves no run behind
 
     # -- trials --------------------------------------------------------------------------------
@@ -155,16 +144,22 @@ class RunFolder:
         Args:
             part: of the text.
             fingerprint: of the policy.
-            found: its losses; what is beside them goes into the file's metadata.
+            found: its losses, a row a token, and answers, in the first row of their window;
+                numbers of the whole go into the file's metadata.
             name: of the policy, for people.
         """
         nll, about = found.nll, {"name": name, **{k: getattr(found, k) for k in _BESIDE}}
         windows, tokens = nll.shape
+        answers = {}
+        if found.answers:
+            rows = [x for a in found.answers for x in (_plain(a), *[None] * (tokens - 1))]
+            answers = {"answer": pa.array(rows, type=_ANSWER)}
         table = pa.table(
             {
                 "window": _column(np.repeat(np.arange(windows, dtype=np.int32), tokens)),
                 "pos": _column(np.tile(np.arange(1, tokens + 1, dtype=np.int32), windows)),
                 "nll": _column(nll.ravel()),
+                **answers,
             },
             metadata={"about": json.dumps(plain(about))},
         )
@@ -184,8 +179,12 @@ class RunFolder:
             windows = int(_values(table["window"])[-1]) + 1
             about = json.loads(table.schema.metadata[b"about"])
             beside = {k: about[k] for k in _BESIDE if k in about}
-            beside["answers"] = _ANSWERS.validate_python(about.get("answers", ()))
-            return Measurement(_values(table["nll"]).reshape(windows, -1), **beside)
+            if "answer" in table.column_names:
+                answers = _answers(table["answer"].to_pylist())
+            else:
+                answers = _OLDER.validate_python(about.get("answers", ()))
+            nll = _values(table["nll"]).reshape(windows, -1)
+            return Measurement(nll, **beside, answers=answers)
         except _DAMAGE as e:
             raise RunError(
                 f"cannot read {file}: {' '.join(str(e).split())[:300]}; restore it, or run the "
@@ -221,13 +220,19 @@ class RunFolder:
         if self.has_nll(part, fingerprint) or (part, fingerprint) not in self._blocks:
             found = self.load_nll(part, fingerprint)
             return blocks(found.nll[:, start:], groups=found.groups, strata=found.strata)
-        kept_from, kept = self._blocks[part, fingerprint]
+        kept_from, kept, _ = self._blocks[part, fingerprint]
         if kept_from != start:
             raise RunError(
                 f"{self.path / BLOCKS} holds losses scored from token {kept_from + 1} on, not from "
                 f"{start + 1}"
             )
         return kept
+
+    def answers(self, part: str, fingerprint: str) -> tuple[Answered, ...]:
+        """Answers of a policy on a part of prompts, one an item; raises as `losses` does."""
+        if self.has_nll(part, fingerprint) or (part, fingerprint) not in self._blocks:
+            return self.load_nll(part, fingerprint).answers
+        return self._blocks[part, fingerprint][2]
 
     def shrink(self, start: int) -> None:
         """Replace every per-token NLL by sums over blocks of scored tokens.
@@ -240,12 +245,16 @@ class RunFolder:
         files = sorted((self.path / "nll").glob("*.parquet"))
         names = [*self._blocks, *(f.stem.rsplit("-", 1) for f in files)]
         found = {(part, key): self.losses(part, key, start) for part, key in names}
+        answers = [self.answers(part, key) for part, key in found]
         columns = {
             "part": pa.array([part for part, _ in found]),
             "fingerprint": pa.array([key for _, key in found]),
             "window_tokens": pa.array([int(b.tokens.sum()) for b in found.values()]),
             "sums": pa.array([b.sums.tolist() for b in found.values()]),  # of each window
         }
+        if any(answers):
+            rows = [[_plain(a) for a in some] for some in answers]
+            columns["answers"] = pa.array(rows, type=pa.list_(_ANSWER))
         if any(b.groups for b in found.values()):
             columns["groups"] = pa.array([list(b.groups) for b in found.values()])
         if any(b.strata for b in found.values()):
@@ -263,8 +272,8 @@ class RunFolder:
             file.unlink()
 
     @cached_property
-    def _blocks(self) -> dict[tuple[str, str], tuple[int, Blocks]]:
-        """By part and fingerprint: how many losses are not scored, and the blocks of the others."""
+    def _blocks(self) -> dict[tuple[str, str], tuple[int, Blocks, tuple[Answered, ...]]]:
+        """By part and fingerprint: how many losses are not scored, others as blocks, answers."""
         file = self.path / BLOCKS
         if not file.exists():
             return {}
@@ -277,13 +286,30 @@ class RunFolder:
                 tokens = np.diff([*range(0, row["window_tokens"], block), row["window_tokens"]])
                 about = (tuple(row.get(k) or ()) for k in ("groups", "strata"))
                 of = Blocks(np.array(row["sums"]), tokens, *about)
-                found[row["part"], row["fingerprint"]] = start, of
+                answers = _answers(row.get("answers") or ())
+                found[row["part"], row["fingerprint"]] = start, of, answers
         except _DAMAGE as e:
             raise RunError(f"cannot read {file}: {' '.join(str(e).split())[:300]}") from e
         return found
 
     def _nll(self, part: str, fingerprint: str) -> Path:
         return self.path / "nll" / f"{part}-{fingerprint}.parquet"
+
+
+def _plain(answered: Answered) -> dict[str, Any]:
+    """As a value of `_ANSWER`."""
+    found, needle = dict(vars(answered)), answered.needle
+    found["needle"] = needle and dict(zip(("length", "depth"), needle, strict=True))
+    return found
+
+
+def _answers(rows: Iterable[dict[str, Any] | None]) -> tuple[Answered, ...]:
+    """Of values of `_ANSWER`, what is there."""
+    return tuple(
+        Answered(**{**row, "needle": row["needle"] and tuple(row["needle"].values())})
+        for row in rows
+        if row is not None
+    )
 
 
 # pyarrow's shorter ways (`array`, `read_table`, `to_numpy`) import pandas: a quarter of a second.

@@ -3,32 +3,25 @@
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self, TypeVar
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
 from kvsearch.errors import RunError, quoted
-from kvsearch.evaluation.measurement import Answered, Measurement
-from kvsearch.frozen import first_error
+from kvsearch.evaluation.measurement import Measurement
+from kvsearch.frozen import read_as
 from kvsearch.records import Example, Interval, MeasuredPolicy, Needles, Trial, plain
+from kvsearch.results.study import SCHEMA
 
-SCHEMA = "kvsearch.run/3"  # of study.json, measured.json and frozen.json
 
-
-@dataclass(frozen=True, kw_only=True)
-class MeasuredRow(MeasuredPolicy):
-    """A policy on the report part, beside its losses, and of prompts its answers by item."""
-
-    answers: tuple[Answered, ...] = ()
-
-    @classmethod
-    def of(cls, trial: Trial, found: Measurement, stopped: Interval | None = None) -> Self:
-        """A row of a trial that was measured on the report part."""
-        return cls(
-            name=trial.name, kind=trial.kind, policy=trial.policy, fingerprint=trial.fingerprint,
-            bytes_resident=found.bytes_resident, seconds=found.seconds, impls=found.impls,
-            stopped=stopped, speed=trial.speed, answers=found.answers,
-        )  # fmt: skip
+def measured_row(
+    trial: Trial, found: Measurement, stopped: Interval | None = None
+) -> MeasuredPolicy:
+    """A trial that was measured on the report part."""
+    return MeasuredPolicy(
+        name=trial.name, kind=trial.kind, policy=trial.policy, fingerprint=trial.fingerprint,
+        bytes_resident=found.bytes_resident, seconds=found.seconds, impls=found.impls,
+        stopped=stopped, speed=trial.speed,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -60,7 +53,7 @@ class Sizes:
 class Measured:
     """Of `measured.json`, by the present names; `records.Summary` says what they mean."""
 
-    rows: list[MeasuredRow]
+    rows: list[MeasuredPolicy]
     recommended: str | None = None
     seconds: float | None = 0.0
     resumed: bool = False
@@ -95,23 +88,12 @@ class Frozen:
         return _text(self)
 
 
-_STUDY, _MEASURED = TypeAdapter(dict[str, Any]), TypeAdapter(Measured)
+_MEASURED = TypeAdapter(Measured)
 _FROZEN, _IMPORTANCES = TypeAdapter(Frozen), TypeAdapter(dict[str, float])
-T = TypeVar("T")
-
-
-def study(file: Path) -> dict[str, Any]:
-    """What `study.json` holds, to be compared; `config.study` says what it means.
-
-    Raises:
-        FileNotFoundError: there is none.
-        RunError: it is damaged, or another version of kvsearch wrote it.
-    """
-    return read_as(file, _STUDY, SCHEMA)
 
 
 def measured(file: Path) -> Measured:
-    """What `measured.json` holds; raises as `study` does."""
+    """What `measured.json` holds; raises as `Study.read` does."""
     found = read_as(file, _MEASURED, SCHEMA)
     names = [row.name for row in found.rows]
     if "full" not in names or len({*names}) < len(names):
@@ -125,7 +107,7 @@ def measured(file: Path) -> Measured:
 
 
 def frozen(file: Path) -> Frozen:
-    """What `frozen.json` holds; raises as `study` does."""
+    """What `frozen.json` holds; raises as `Study.read` does."""
     return read_as(file, _FROZEN, SCHEMA)
 
 
@@ -139,39 +121,3 @@ def importances(file: Path) -> dict[str, float]:
 
 def _text(of: Measured | Frozen) -> str:
     return json.dumps({"schema": SCHEMA, **plain(of)}, indent=1) + "\n"
-
-
-def read_as(file: Path, kind: TypeAdapter[T], schema: str | None = None) -> T:
-    """What a file holds.
-
-    Args:
-        file: JSON.
-        kind: of the whole.
-        schema: that it names.
-
-    Raises:
-        FileNotFoundError: there is none.
-        RunError: it is damaged, or has another schema.
-    """
-    try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-        if not isinstance(found, dict):
-            raise RunError(f"{file} is damaged: it holds no object; restore it")
-        if schema is not None and found["schema"] != schema:
-            raise RunError(
-                f"{file} was written as {quoted(found['schema'])}, and this kvsearch reads "
-                f"{quoted(schema)}"
-            )
-        return kind.validate_python(found)
-    except (RunError, FileNotFoundError):
-        raise
-    except ValidationError as e:
-        raise RunError(f"{file} is damaged: {first_error(e, 'of a run')}; restore it") from e
-    except OSError as e:
-        raise RunError(f"cannot read {file}: {e.strerror or e}; restore it") from e
-    except RecursionError as e:
-        raise RunError(f"{file} is damaged: nested too deeply; restore it") from e
-    except ValueError as e:
-        raise RunError(f"{file} is damaged: not JSON ({e}); restore it") from e
-    except (KeyError, TypeError, AttributeError) as e:
-        raise RunError(f"{file} is damaged: {quoted(e)}; restore it") from e

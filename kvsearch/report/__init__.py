@@ -4,15 +4,15 @@ from pathlib import Path
 from typing import Any
 
 from kvsearch.files import finite, write_atomic
-from kvsearch.policy import ModelShape
-from kvsearch.records import Row, Summary
+from kvsearch.records import Row
 from kvsearch.report import facts
 from kvsearch.report.tables import front_csv, policy_files
+from kvsearch.results.summary import Summary
 
 __all__ = ["write_report"]
 
 
-def write_report(summary: Summary, folder: Path, *, shape: ModelShape) -> list[Path]:
+def write_report(summary: Summary, folder: Path) -> list[Path]:
     """Write `policies/*.json`, `front.csv`, `pareto.png`, `pareto.html` and `report.html`.
 
     Everything is made before anything is written, and each file is replaced whole, so a folder
@@ -21,7 +21,6 @@ def write_report(summary: Summary, folder: Path, *, shape: ModelShape) -> list[P
     Args:
         summary: what a run leaves behind.
         folder: where to write; made if absent.
-        shape: sizes of the model that the summary is about.
 
     Returns:
         Paths written, the page to open last.
@@ -34,6 +33,7 @@ def write_report(summary: Summary, folder: Path, *, shape: ModelShape) -> list[P
     from kvsearch.report.pareto_figure import draw
     from kvsearch.report.pareto_plot import picture
 
+    shape = summary.study.shape
     info = picture(summary, shape)
     drawn = draw(info)
     images = draw_images(summary, shape, info, drawn)
@@ -52,7 +52,7 @@ def _policy_json(summary: Summary, row: Row) -> str:
     """The policy with its name and its measures, which are not part of its identity."""
     d = row.dnll_full
     measured: dict[str, Any] = {
-        "model": summary.model["name"],
+        "model": summary.model.name,
         "text": facts.text_name(summary),
         "tokens": row.tokens,
         "nll": row.nll,

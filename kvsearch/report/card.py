@@ -6,11 +6,12 @@ from typing import Any
 
 from kvsearch.models.aliases import hub_id
 from kvsearch.policy import Policy
-from kvsearch.records import Recheck, Row, Summary
+from kvsearch.records import Recheck, Row
 from kvsearch.report import facts
 from kvsearch.report.describe import describe
 from kvsearch.report.tables import bytes_text, interval_text
 from kvsearch.report.words import words_of
+from kvsearch.results.summary import Summary
 
 _USE = """\
 ```python
@@ -91,14 +92,14 @@ def card(
 def _figures(summary: Summary, row: Row) -> list[str]:
     full, w = summary.row("full"), words_of(summary)
     rows: list[tuple[str, str]] = [
-        ("model", f"{summary.model['name']} ({summary.model['digest']})"),
+        ("model", f"{summary.model.name} ({summary.model.digest})"),
         (
             w.material,
             f"{facts.text_name(summary)}, {row.tokens:,} {w.count}, not seen by the search",
         ),
         (
-            "longest prompt" if summary.prompted else "window",
-            f"{summary.settings['context']:,} tokens",
+            w.longest,
+            f"{summary.settings.context:,} tokens",
         ),
         ("budget", f"{bytes_text(summary.budget_bytes)} per sequence"),
         ("peak bytes", f"{row.bytes_peak:,} per sequence ({row.slots16:.1f} fp16 slots a layer)"),
@@ -109,7 +110,7 @@ def _figures(summary: Summary, row: Row) -> list[str]:
     if (best := _best(summary, row)) is not None:
         said = f"{interval_text(best.dnll)} {w.unit}, {best.tokens:,} {w.count}"
         rows.append((f"{w.loss} to the best published method ({best.against})", said))
-    versions = summary.settings["versions"].items()
+    versions = summary.study.versions.items()
     rows.append(("versions", ", ".join(f"{k} {v}" for k, v in versions)))
     table = ["| what | value |", "|---|---|", *(f"| {a} | {b} |" for a, b in rows)]
     return ["## Figures", "", "95 % intervals in brackets.", "", *table, ""]
@@ -145,10 +146,12 @@ def document(
     if found is not None:
         summary, row = found
         best = _best(summary, row)
-        out["model"] = {k: summary.model.get(k) for k in ("name", "digest", "revision", "dtype")}
+        out["model"] = {
+            k: getattr(summary.model, k) for k in ("name", "digest", "revision", "dtype")
+        }
         out["measured"] = {
-            "text": summary.text["report"],
-            "context": summary.settings["context"],
+            "text": summary.text.report.plain(),
+            "context": summary.settings.context,
             "budget_bytes": summary.budget_bytes,
             "tokens": row.tokens,
             "ppl": row.ppl,
@@ -158,6 +161,6 @@ def document(
             "dnll_best": best
             and {"best": best.against, **best.dnll.__dict__, "tokens": best.tokens},
             "bytes_peak": row.bytes_peak,
-            "versions": summary.settings["versions"],
+            "versions": summary.study.versions,
         }
     return json.dumps(out, indent=1) + "\n"

@@ -5,8 +5,9 @@ from dataclasses import replace
 from textwrap import shorten
 from typing import Any
 
-from kvsearch.records import Recheck, Row, Summary
+from kvsearch.records import Recheck, Row
 from kvsearch.report.words import words_of
+from kvsearch.results.summary import Summary
 
 PARTS = ("search", "select", "report")
 STATES = {
@@ -22,7 +23,7 @@ SMALL = "budget too small"  # so begins the reason; the rest of it differs betwe
 
 def text_name(summary: Summary, role: str = "report") -> str:
     """Name of a part of the text, or of prompts."""
-    return str(summary.text[role]["name"])
+    return str(getattr(summary.text, role).name)
 
 
 def reach(summary: Summary) -> str:
@@ -104,15 +105,14 @@ def left_out(summary: Summary) -> str:
     for name, reason in (why | summary.dropped).items():
         short = SMALL if reason.startswith(SMALL) else shorten(reason, 100, placeholder=" ...")
         names.setdefault(short, []).append(name)
-    if excluded := list(summary.settings.get("exclude_method", ())):
+    if excluded := summary.settings.exclude_method:
         names["not compared with; see --all-methods"] = excluded
     return "; ".join(f"{', '.join(those)} ({short})" for short, those in names.items())
 
 
 def unused(summary: Summary) -> str:
     """Workloads that were asked for and are not measured, and why; empty without any."""
-    found = summary.settings.get("left_out", {})
-    return "; ".join(f"{name}: {why}" for name, why in found.items())
+    return "; ".join(f"{name}: {why}" for name, why in summary.settings.left_out.items())
 
 
 def flat(data: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:

@@ -7,7 +7,7 @@ from importlib import resources
 from typing import Any
 
 from kvsearch.policy import ModelShape, Policy
-from kvsearch.records import Example, Row, Summary
+from kvsearch.records import Example, Row
 from kvsearch.report import facts
 from kvsearch.report.describe import compact_json, describe
 from kvsearch.report.facts import STATES
@@ -26,6 +26,7 @@ from kvsearch.report.tables import (
     verdict,
 )
 from kvsearch.report.words import Words, words_of
+from kvsearch.results.summary import Summary
 
 _SHORT = {
     "better": "better than",
@@ -57,7 +58,7 @@ def draw_images(
     from kvsearch.report.tradeoff import draw_tradeoff, tradeoff
 
     policy, found, both = _mapped(summary), needle_map(summary), tradeoff(summary)
-    slots = None if policy is None else slot_map(policy, shape, summary.settings["context"])
+    slots = None if policy is None else slot_map(policy, shape, summary.settings.context)
     images: dict[str, str | None] = {
         "pareto": _linked(svg(wide, "pareto")),
         "pareto_narrow": _linked(svg(draw(info, narrow=True), "narrow")),
@@ -83,7 +84,7 @@ def render(
         info: the picture's numbers, of which the page repeats some.
     """
     return _template("template.html.j2").render(
-        model=summary.model["name"],
+        model=summary.model.name,
         open=summary.open,
         asked=_asked(summary, shape),
         recommendation=recommendation(summary, shape),
@@ -109,8 +110,14 @@ def render(
         verdict=verdict,
         how=_how(summary),
         examples=[_example(e) for e in summary.examples],
-        settings=facts.flat({"model": summary.model, "text": summary.text, **summary.settings}),
+        settings=_settings(summary),
     )
+
+
+def _settings(summary: Summary) -> list[tuple[str, str]]:
+    """Everything that was asked, for the end of the page."""
+    about = summary.about
+    return facts.flat({"model": about["model"], "text": about["text"], **about["settings"]})
 
 
 def pareto_page(info: Picture, picture: str) -> str:
@@ -146,12 +153,10 @@ def _asked(summary: Summary, shape: ModelShape) -> dict[str, Any]:
     """The question in words."""
     s, rows = summary.settings, Counter(r.windows for r in summary.rows)
     several = len(rows) > 1
-    what = "contexts of up to" if summary.prompted else "windows of"
-    what = "windows and contexts of up to" if summary.mixed else what
+    what = words_of(summary).items
     windows = f"{min(rows)} to {max(rows)} {what}" if several else f"{max(rows)} {what}"
     windows = "one window of" if windows == "1 windows of" else windows
-    start = f"scored from position {s['score_from']:,}"
-    start = f"question-{s['see']}" if summary.prompted else start
+    start = f"scored from position {s.score_from:,}" if s.see is None else f"question-{s.see}"
     if several:
         start += ": " + ", ".join(f"{n} on {w}" for w, n in sorted(rows.items()))
     return {
@@ -160,8 +165,8 @@ def _asked(summary: Summary, shape: ModelShape) -> dict[str, Any]:
         "slots": f"{summary.budget_bytes / shape.budget_bytes(1):,.4g}",
         "layers": shape.layers,
         "full": bytes_text(summary.row("full").bytes_peak),
-        "context": f"{s['context']:,}",
-        "windows": f"{windows} {s['context']:,} tokens, {start}",
+        "context": f"{s.context:,}",
+        "windows": f"{windows} {s.context:,} tokens, {start}",
     }
 
 
@@ -248,7 +253,7 @@ def _slots_caption(summary: Summary, shape: ModelShape) -> str | None:
     policy = _mapped(summary)
     if policy is None:
         return None
-    return caption(slot_map(policy, shape, summary.settings["context"]), policy)
+    return caption(slot_map(policy, shape, summary.settings.context), policy)
 
 
 def _how(summary: Summary) -> dict[str, Any]:
@@ -274,7 +279,7 @@ def _how(summary: Summary) -> dict[str, Any]:
         "search_tokens": f"{sum(t.tokens for t in summary.trials):,}",
         "counts": counts,
         "shrink": shrink,
-        "parts": [{"role": p, **summary.text[p]} for p in facts.PARTS],
+        "parts": [{"role": p, **getattr(summary.text, p).plain()} for p in facts.PARTS],
         "seconds": None if summary.seconds is None else facts.duration(summary.seconds),
         "open": bool(summary.open),
         "resumed": summary.resumed,

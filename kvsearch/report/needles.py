@@ -6,9 +6,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvsearch.records import Kind, Needle, Row, Summary
+from kvsearch.records import Kind, Needle, Row
 from kvsearch.report.figure import COLOUR, FAINT, GREY, INK, new_figure, png, style
 from kvsearch.report.screen import shortened
+from kvsearch.results.summary import Summary
 
 BINS = 5  # of the depth
 SCALE = ("#f4e3d7", "#2a6f8f")  # none and all of the answers exact; apart in grey print, too

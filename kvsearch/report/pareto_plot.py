@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from kvsearch.pareto import front
 from kvsearch.policy import ModelShape
-from kvsearch.records import Curve, Interval, Kind, Row, Summary, Trial
+from kvsearch.records import Curve, Interval, Kind, Row, Trial
 from kvsearch.report import facts
 from kvsearch.report.describe import compact_json, describe
 from kvsearch.report.tables import (
@@ -21,6 +21,7 @@ from kvsearch.report.tables import (
     verdict,
 )
 from kvsearch.report.words import Words, words_of
+from kvsearch.results.summary import Summary
 
 NEAR = 0.9  # share of the budget from which a row is compared with those at it
 
@@ -135,7 +136,7 @@ def picture(summary: Summary, shape: ModelShape) -> Picture:
         points=points,
         stairs=staircase([(p.x, p.y) for p in points]),
         trials=trials,
-        ppl_full=None if full is None or summary.prompted else full.ppl,
+        ppl_full=None if full is None or summary.settings.see is not None else full.ppl,
         budget_bytes=summary.budget_bytes,
         budget_label=f"budget {bytes_text(summary.budget_bytes)} = {slots:,.4g} slots",
         x_range=x_range,
@@ -145,7 +146,7 @@ def picture(summary: Summary, shape: ModelShape) -> Picture:
             [p.y for p in points] + [y for _, y in sized],
         ),
         trial_range=_y_range([p.y for p in trials], [p.y for p in trials]),
-        model=summary.model["name"],
+        model=summary.model.name,
         report_text=facts.text_name(summary),
         search_text=facts.text_name(summary, "search"),
         tokens=facts.scored_tokens(summary),

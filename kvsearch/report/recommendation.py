@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 
 from kvsearch.policy import ModelShape
-from kvsearch.records import Interval, Row, Summary
+from kvsearch.records import Interval, Row
 from kvsearch.report import facts
 from kvsearch.report.describe import describe
 from kvsearch.report.figure import LABEL
@@ -17,7 +17,8 @@ from kvsearch.report.tables import (
     sizes_text,
     verdict,
 )
-from kvsearch.report.words import FACTS, TEXT, Words, words_of
+from kvsearch.report.words import FACTS, MIXED, TEXT, Words, words_of
+from kvsearch.results.summary import Summary
 from kvsearch.results.verdict import far_behind, judged
 
 PYTHON = """\
@@ -86,7 +87,7 @@ def recommendation(summary: Summary, shape: ModelShape) -> Recommendation:
         costs(summary),
         figures,
         PYTHON.format(file=file),
-        SHELL.format(file=file, target=summary.settings.get("target", "transformers")),
+        SHELL.format(file=file, target=summary.settings.target or "transformers"),
         judgement(summary),
         (found := judged(summary)) is None or found.holds != "no",
     )
@@ -110,13 +111,14 @@ def costs(summary: Summary) -> tuple[str, ...]:
         return ()
     full = summary.row("full")
     row = facts.over_full(summary.row(summary.recommended), summary)
-    text = words_of(summary) is TEXT
+    w = words_of(summary)
+    text = w is TEXT
     saved = (
         f"One sequence takes at most {bytes_text(row.bytes_peak)} of KV cache instead of "
         f"{bytes_text(full.bytes_peak)}"
     )
     said = [f"{saved}, and {_change(row.dnll_full, 'the full cache', text)}."]
-    if summary.mixed:
+    if w is MIXED:
         said = [f"{saved}; {_kept(row, full)}."]
     if again := second_reading(summary):
         said.append(again)

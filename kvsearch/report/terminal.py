@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from kvsearch.policy import HeadLosses
-from kvsearch.records import REPORT, Interval, Row, Summary, Throughput, plain
+from kvsearch.records import REPORT, Interval, Row, Throughput, plain
 from kvsearch.report.describe import describe
 from kvsearch.report.facts import STATES, gained, left_out, placed, text_name, unused
 from kvsearch.report.figure import LABEL
@@ -21,7 +21,8 @@ from kvsearch.report.tables import (
     needles_text,
     sizes_text,
 )
-from kvsearch.report.words import FACTS, TEXT, Words, words_of
+from kvsearch.report.words import FACTS, MIXED, TEXT, Words, words_of
+from kvsearch.results.summary import Summary
 from kvsearch.results.verdict import judged
 
 
@@ -36,7 +37,7 @@ def closing(summary: Summary, folder: Path) -> str:
         return f"nothing was measured to the end; {folder} has the policies tried so far"
     w = words_of(summary)
     counted = "tokens" if w is TEXT else w.count
-    told = w.above if summary.prompted else f"{w.loss}: loss over the full cache, {w.unit}"
+    told = f"{w.loss}: loss over the full cache, {w.unit}" if w is TEXT else w.above
     unit = [
         f"  n: {counted} of {_on(REPORT, summary)}; {told}, with 95 % intervals corrected for "
         f"{len(rows) - 1} rows" + "; 0.01 is about 1 % of PPL" * (w is TEXT)
@@ -46,7 +47,7 @@ def closing(summary: Summary, folder: Path) -> str:
     known = w is TEXT or any(r.exact is not None for r in rows)
     columns = [
         Column("  policy", 24, left=True),
-        *[Column("PPL", 8, drop=1)] * summary.mixed,
+        *[Column("PPL", 8, drop=1)] * (w is MIXED),
         *[Column(_asked(rows, w), 8, drop=1)] * known,
         Column(f"  {w.loss} (95 %)", 28, left=True, brief=True),
         Column("fp16 slots", 10, drop=3),
@@ -58,10 +59,10 @@ def closing(summary: Summary, folder: Path) -> str:
         mark = "->" if r.name == summary.recommended else ("* " if r.on_front else "  ")
         note = [] if r.within_budget or r.kind == "full" else ["over budget"]
         if r.kind == "searched" and not r.on_front:
-            note.append(f"off the front on {'these prompts' if summary.prompted else 'this text'}")
+            note.append(f"off the front on {w.these}")
         notes.append("  ".join(note))
         cells.append(
-            [f"{mark}{r.name}", *[_more_ppl(r)] * summary.mixed, *[_level(r, w)] * known,
+            [f"{mark}{r.name}", *[_more_ppl(r)] * (w is MIXED), *[_level(r, w)] * known,
              f"  {r.dnll_full}", f"{r.slots16:.1f}", f"{r.bytes_peak / 2**20:.2f}", str(r.tokens)]
         )  # fmt: skip
     found = ["", *folded([summary.open] if summary.open else [], width)]
@@ -134,14 +135,14 @@ def standing(summary: Summary) -> list[str]:
     columns = [
         Column("so far", 18, left=True),
         Column("policy", max(14, *(len(r.name) + 1 for r in shown.values())), left=True),
-        *[Column("PPL", 8, drop=1)] * summary.mixed,
+        *[Column("PPL", 8, drop=1)] * (w is MIXED),
         *[Column(level, 8, drop=1)] * known,
         Column(f"  {w.loss} (95 %)", 28, left=True, brief=True),
         Column("MiB", 7),
-        Column("tokens" if text else "n" if summary.mixed else "contexts", 10, drop=2),
+        Column("tokens" if text else "n" if (w is MIXED) else "contexts", 10, drop=2),
     ]
     cells = [
-        [title, r.name, *[_more_ppl(r)] * summary.mixed,
+        [title, r.name, *[_more_ppl(r)] * (w is MIXED),
          *[_more_ppl(r) if text else w.level_of(r)[0]] * known, f"  {r.dnll_full}",
          f"{r.bytes_peak / 2**20:.2f}", str(r.tokens)]
         for title, r in shown.items()
@@ -171,9 +172,7 @@ def _on(text: str, summary: Summary) -> str:
     """A text by its name; of an unfinished run the part that was measured by then."""
     if text == REPORT and summary.open:
         return text_name(summary)
-    if summary.mixed and text == REPORT:
-        return "the report part"
-    return "report prompts" if summary.prompted and text == REPORT else text
+    return words_of(summary).report if text == REPORT else text
 
 
 def _level(row: Row, words: Words) -> str:
@@ -181,7 +180,7 @@ def _level(row: Row, words: Words) -> str:
 
 
 def _recommendation(row: Row, summary: Summary) -> list[str]:
-    budget = summary.settings["budget_slots"]
+    budget = summary.settings.budget_slots
     verdict = judged(summary)
     head = f"Recommended for {budget:g} fp16 slots per layer"
     if verdict is not None and verdict.holds == "no":
@@ -199,7 +198,7 @@ def _recommendation(row: Row, summary: Summary) -> list[str]:
     for k in row.asked:
         full = next(x for x in summary.row("full").workloads if x.workload == k.workload)
         lines.append(
-            f"  {k.workload}, question-{summary.settings['see']}: exact "
+            f"  {k.workload}, question-{summary.settings.see}: exact "
             f"{_percent(plain(k.exact))} % of {k.asks} answers, the full cache "
             f"{_percent(plain(full.exact))} % of {full.asks}; context lost "
             f"{_percent(plain(k.lost))} %"
@@ -240,8 +239,20 @@ def _recommendation(row: Row, summary: Summary) -> list[str]:
 
 
 def results_table(document: dict[str, Any]) -> str:
-    """The results of `kvsearch eval`."""
-    width = printed()
+    """The results of `kvsearch eval`: one block a workload."""
+    width, found = printed(), list[str]()
+    for w in document["workloads"]:
+        rows = [r for r in document["results"] if r["workload"] == w["name"]]
+        found += (_answers if w["text"] is None else _losses)(w, rows, width)
+    lines = [f"left out: {name}: {why}" for name, why in document["left_out"].items()]
+    if any(w["text"] is None for w in document["workloads"]):
+        told = "context lost: rise of the answers' NLL over the full cache; 0 is the full cache"
+        lines = [f"{told}, 100 no context", *lines]
+    return "\n".join([*found, *folded(lines, width)])
+
+
+def _losses(workload: dict[str, Any], rows: list[dict[str, Any]], width: int | None) -> list[str]:
+    """What policies lose on a text."""
     columns = [
         Column("policy", 22, left=True),
         Column("PPL", 9, drop=1),
@@ -251,23 +262,19 @@ def results_table(document: dict[str, Any]) -> str:
         Column("s", 7, drop=3),
     ]
     cells = [
-        [r["policy"], f"{r['ppl']:.3f}", f"  {Interval(**r['dnll_full'])}",
-         f"{r['slots16']:.1f}", f"{r['bytes_peak'] / 2**20:.2f}", f"{r['seconds']:.1f}"]
-        for r in document["results"]
-    ]  # fmt: skip
-    lines = [
-        f"n = {document['tokens']} tokens of {document['text']['name']}, scored from position "
-        f"{document['score_from']} of {document['windows']} x {document['context']}; "
-        "dNLL in nats/token"
+        [r["policy"], f"{r['ppl']:.3f}", f"  {Interval(**r['dnll_full'])}", *_sizes(r)]
+        for r in rows
     ]
-    lines += [f"left out: {name}: {why}" for name, why in document["left_out"].items()]
-    notes = ["over budget" if r["within_budget"] is False else "" for r in document["results"]]
-    return "\n".join([*table(columns, cells, width, notes), *folded(lines, width)])
+    told = (
+        f"n = {workload['scored']} tokens of {workload['text']['name']}, scored from position "
+        f"{workload['score_from']} of {workload['items']} x {workload['tokens']}; dNLL in "
+        "nats/token"
+    )
+    return [*table(columns, cells, width, _over(rows)), *folded([told], width)]
 
 
-def answers_table(document: dict[str, Any]) -> str:
-    """The results of `kvsearch eval` on prompts: one block a workload."""
-    width = printed()
+def _answers(workload: dict[str, Any], rows: list[dict[str, Any]], width: int | None) -> list[str]:
+    """What policies keep of prompts and answers."""
     columns = [
         Column("  policy", 22, left=True),
         Column("context lost, % (95 %)", 26, left=True, drop=1, brief=True),
@@ -278,33 +285,33 @@ def answers_table(document: dict[str, Any]) -> str:
         Column("MiB", 8),
         Column("s", 7, drop=5),
     ]
-    found: list[str] = []
-    for w in document["workloads"]:
-        head = (
-            f"{w['name']}, question-{w['see']}: {w['asks']} answers on {w['items']} contexts"
-            + (f", {w['own']} of them the full cache's own" if w["own"] else "")
-            + f", up to {w['tokens']} tokens; full cache exact {100 * w['full_exact']:.0f} %, NLL "
-            f"{w['full']:.2f}, without the context {w['empty']:.2f}"
-            + ("" if w["passes"] else "; NOT USABLE: this model does not need the context here")
-        )
-        rows = [r for r in document["results"] if r["workload"] == w["name"]]
-        cells = [
-            [f"  {r['policy']}", _percent(r["lost"]), _percent(r["exact"]), f"{r['nll']:.2f}",
-             f"{100 * r['flips']:.0f}", f"{r['slots16']:.1f}", f"{r['bytes_peak'] / 2**20:.2f}",
-             f"{r['seconds']:.1f}"]
-            for r in rows
-        ]  # fmt: skip
-        notes = ["over budget" if r["within_budget"] is False else "" for r in rows]
-        found += [*folded([head], width), *table(columns, cells, width, notes)]
-        if kl := [f"{r['policy']} {r['kl']:.3f}" for r in rows if r["kl"] is not None]:
-            said = f"  KL divergence to the full cache, nats a token: {', '.join(kl)}"
-            found += folded([said], width)
-    lines = [
-        "context lost: rise of the answers' NLL over the full cache; 0 is the full cache, 100 no "
-        "context"
-    ]
-    lines += [f"left out: {name}: {why}" for name, why in document["left_out"].items()]
-    return "\n".join([*found, *folded(lines, width)])
+    w = workload
+    head = (
+        f"{w['name']}, question-{w['see']}: {w['scored']} answers on {w['items']} contexts"
+        + (f", {w['own']} of them the full cache's own" if w["own"] else "")
+        + f", up to {w['tokens']} tokens; full cache exact {100 * w['full_exact']:.0f} %, NLL "
+        f"{w['full']:.2f}, without the context {w['empty']:.2f}"
+        + ("" if w["passes"] else "; NOT USABLE: this model does not need the context here")
+    )
+    cells = [
+        [f"  {r['policy']}", _percent(r["lost"]), _percent(r["exact"]), f"{r['nll']:.2f}",
+         f"{100 * r['flips']:.0f}", *_sizes(r)]
+        for r in rows
+    ]  # fmt: skip
+    found = [*folded([head], width), *table(columns, cells, width, _over(rows))]
+    if kl := [f"{r['policy']} {r['kl']:.3f}" for r in rows if r["kl"] is not None]:
+        said = f"  KL divergence to the full cache, nats a token: {', '.join(kl)}"
+        found += folded([said], width)
+    return found
+
+
+def _sizes(row: dict[str, Any]) -> list[str]:
+    mib = row["bytes_peak"] / 2**20
+    return [f"{row['slots16']:.1f}", f"{mib:.2f}", f"{row['seconds']:.1f}"]
+
+
+def _over(rows: list[dict[str, Any]]) -> list[str]:
+    return ["over budget" if r["within_budget"] is False else "" for r in rows]
 
 
 def _percent(d: dict[str, float | None]) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from kvsearch.records import Kind, Row, Summary
+from kvsearch.records import Kind, Row
 from kvsearch.report.figure import (
     COLOUR,
     FAINT,
@@ -20,6 +20,7 @@ from kvsearch.report.figure import (
     style,
 )
 from kvsearch.report.labels import place
+from kvsearch.results.summary import Summary
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,9 @@
 import math
 from dataclasses import dataclass, replace
 
-from kvsearch.records import Row, Summary
+from kvsearch.records import Row
 from kvsearch.report.tables import ppl_interval, ppl_text
+from kvsearch.results.summary import Summary
 
 
 @dataclass(frozen=True)
@@ -17,6 +18,10 @@ class Words:
         above: the loss, in the words of an axis.
         level: what a policy reaches by itself.
         material: what policies are measured on.
+        these: the same that was measured.
+        items: what it comes in, before a length.
+        longest: what the length is of.
+        report: the part for the report.
         count: what `n` counts.
         paired: how differences are paired.
         blocks: what intervals count as independent.
@@ -28,6 +33,10 @@ class Words:
     above: str
     level: str
     material: str
+    these: str
+    items: str
+    longest: str
+    report: str
     count: str
     paired: str
     blocks: str
@@ -52,6 +61,10 @@ TEXT = Words(
     above="extra loss over the full cache: dNLL (nats per token)",
     level="PPL",
     material="text",
+    these="this text",
+    items="windows of",
+    longest="window",
+    report="report text",
     count="scored tokens",
     paired="both caches predict the same tokens, and the loss is subtracted token by token",
     blocks="blocks of neighbouring tokens",
@@ -72,6 +85,10 @@ PROMPTS = Words(
     above="context lost: 0 is the full cache, 1 is no context",
     level="exact",
     material="prompts",
+    these="these prompts",
+    items="contexts of up to",
+    longest="longest prompt",
+    report="report prompts",
     count="contexts",
     paired="both caches are asked the same, and the loss is subtracted context by context",
     blocks="documents",
@@ -106,6 +123,8 @@ PROMPTS = Words(
 MIXED = replace(
     PROMPTS,
     material="text and prompts",
+    items="windows and contexts of up to",
+    report="the report part",
     count="windows and contexts",
     paired="both caches read and are asked the same, and the loss is subtracted item by item",
     blocks="windows and documents",
@@ -124,4 +143,5 @@ MIXED = replace(
 
 def words_of(summary: Summary) -> Words:
     """Of a summary."""
-    return MIXED if summary.mixed else PROMPTS if summary.prompted else TEXT
+    s = summary.settings
+    return TEXT if s.see is None else MIXED if s.windowed else PROMPTS

@@ -5,7 +5,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from kvsearch.records import Interval, Summary
+from kvsearch.records import Interval
+from kvsearch.results.summary import Summary
 
 FAR = 0.3  # nats a token, or shares of the context, from which a starting point is far behind
 
@@ -86,7 +87,7 @@ def far_behind(summary: Summary) -> str:
     ]
     if not lost:
         return ""
-    unit = "of the context" if summary.prompted else "nats a token"
+    unit = "of the context" if summary.settings.see is not None else "nats a token"
     return (
         f"found by searches on another model, and far behind on this one ({unit}, search part): "
         f"{', '.join(lost)}"
@@ -139,5 +140,6 @@ def _enough(summary: Summary) -> int | None:
     allowed = summary.limits.max_drop / 100
     curve = next((c for c in summary.curves if c.name == summary.recommended), None)
     points = () if curve is None else curve.points
-    lost = [(size, x if summary.prompted else math.expm1(min(x, 20.0))) for size, x in points]
+    shares = summary.settings.see is not None
+    lost = [(size, x if shares else math.expm1(min(x, 20.0))) for size, x in points]
     return min((size for size, x in lost if x <= allowed), default=None)

@@ -75,7 +75,6 @@ class Attention(Rule):
         "row power", "age power", "forgets", "decays", "layer-shared", "pooled",
     )  # fmt: skip
     fast: ClassVar[frozenset[str]] = frozenset({"scan"})
-    identity: ClassVar[str] = "score"
 
     @model_validator(mode="after")
     def _odd_pool(self) -> "Attention":

@@ -186,7 +186,6 @@ class Rule(Frozen):
     axes: ClassVar[Mapping[str, str]] = {"share": "layer-shared"}
     feature_names: ClassVar[tuple[str, ...]] = ()
     fast: ClassVar[frozenset[str]] = frozenset()
-    identity: ClassVar[str] = "rule"  # key of the rule in `Policy.canonical`
 
     @model_validator(mode="after")
     def _own_name(self) -> "Rule":

@@ -47,7 +47,6 @@ class Chunks(Attention):
     axes: ClassVar[Mapping[str, str]] = {**Attention.axes, "length": "chunk"}
     feature_names: ClassVar[tuple[str, ...]] = (*Attention.feature_names, "chunks")
     fast: ClassVar[frozenset[str]] = frozenset()  # the scan ranks slots one by one
-    identity: ClassVar[str] = "rule"
 
     @property
     def together(self) -> int:

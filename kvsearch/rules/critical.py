@@ -51,7 +51,6 @@ class Critical(Attention):
     axes: ClassVar[Mapping[str, str]] = {**Attention.axes, "first": "attention first"}
     feature_names: ClassVar[tuple[str, ...]] = (*Attention.feature_names, "output norm")
     fast: ClassVar[frozenset[str]] = frozenset()  # the scan holds no values in order of slots
-    identity: ClassVar[str] = "rule"
 
     def slot_bytes(self, interval: int) -> int:
         """As `attention`, and the norm."""

@@ -53,7 +53,6 @@ class Redundancy(Attention):
     }
     feature_names: ClassVar[tuple[str, ...]] = (*Attention.feature_names, "redundancy")
     fast: ClassVar[frozenset[str]] = frozenset()  # ranks are below 0, and keys are read
-    identity: ClassVar[str] = "rule"
 
     def canonical(self) -> dict[str, Any]:
         """As `attention`, under its own name."""

@@ -35,7 +35,6 @@ class ValueAttention(Attention):
     }
     feature_names: ClassVar[tuple[str, ...]] = (*Attention.feature_names, "value norm")
     fast: ClassVar[frozenset[str]] = frozenset()  # the scan holds no values in order of slots
-    identity: ClassVar[str] = "rule"
 
     def canonical(self) -> dict[str, Any]:
         """As `attention`, under its own name."""

@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from kvsearch.knobs import Setting
 from kvsearch.policy_search.folder import RunFolder
-from kvsearch.policy_search.run_files import MeasuredRow
-from kvsearch.records import Interval, Kind, Trial
+from kvsearch.policy_search.run_files import measured_row
+from kvsearch.records import Interval, Kind, MeasuredPolicy, Trial
 from kvsearch.results.compare import Comparison, Entry
 from kvsearch.stats import BLOCK, blocks, corrected, standard_error
 from kvsearch.student import quantile
@@ -93,7 +93,7 @@ class ReportWindows:
 
     def rows(
         self, chosen: list[Trial], recommended: str | None
-    ) -> tuple[list[MeasuredRow], dict[str, Interval], dict[str, str]]:
+    ) -> tuple[list[MeasuredPolicy], dict[str, Interval], dict[str, str]]:
         """Measure the rows on one window, on two; who is certainly behind, no further.
 
         Windows go where they decide: what is stopped is a method that the recommended policy beats
@@ -132,7 +132,7 @@ class ReportWindows:
             self._headline(kept, chosen[0], best, stopped)
         measured = [c for c in chosen if c.fingerprint not in failures]
         rows = [
-            MeasuredRow.of(
+            measured_row(
                 c, self.folder.load_nll("report", c.fingerprint), stopped.get(c.fingerprint)
             )
             for c in measured

@@ -10,7 +10,6 @@ import optuna
 
 from kvsearch.config.budget import sized_for
 from kvsearch.config.run_config import RunConfig
-from kvsearch.config.study import Study
 from kvsearch.errors import KvsearchError
 from kvsearch.evaluation import head_losses
 from kvsearch.evaluation.quality import Evaluator
@@ -29,8 +28,10 @@ from kvsearch.policy_search.run_files import Measured
 from kvsearch.policy_search.samplers import Context, check_name, check_space, make
 from kvsearch.policy_search.samplers.kvei import Kvei
 from kvsearch.policy_search.task import Task, baselines
-from kvsearch.records import Summary, Trial
+from kvsearch.records import Trial
 from kvsearch.report.terminal import standing
+from kvsearch.results.study import Study
+from kvsearch.results.summary import Summary
 from kvsearch.run import executor as evaluators
 from kvsearch.run import needles, speed, summary
 from kvsearch.run.compile_cpu_loops import compiling
@@ -128,9 +129,9 @@ class Run:
             options, self.loaded, self.text, self.setting, self.space, budget=budget,
             score_from=self.score_from, portfolio=[name for name, _ in self.portfolio],
         )  # fmt: skip
-        self.folder = RunFolder(options.out or default_folder(self.study.document()))
+        self.folder = RunFolder(options.out or default_folder(self.study))
         try:
-            self.resumed = self.folder.claim(self.study.document())
+            self.resumed = self.folder.claim(self.study)
         except KvsearchError:
             self.folder.close()
             raise

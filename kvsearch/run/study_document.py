@@ -5,14 +5,12 @@ import json
 import platform
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 from kvsearch.config.budget import Budget
 from kvsearch.config.run_config import RunConfig
-from kvsearch.config.study import Model, Settings, Study, Text, Texts
 from kvsearch.knobs import Setting
 from kvsearch.models.load import LoadedModel
-from kvsearch.policy_search.folder import question
+from kvsearch.results.study import Model, Settings, Study, Text, Texts
 from kvsearch.session import inputs
 from kvsearch.space import SearchSpace
 
@@ -80,13 +78,9 @@ def study_of(
     )
 
 
-def default_folder(content: dict[str, Any]) -> Path:
-    """A folder that is the same for the same command; another model, text or budget has another.
-
-    Args:
-        content: of `study.json`.
-    """
-    told = json.dumps(question(content), sort_keys=True)
+def default_folder(study: Study) -> Path:
+    """A folder that is the same for the same command; another model, text or budget has another."""
+    told = json.dumps(study.question, sort_keys=True)
     digest = hashlib.sha256(told.encode()).hexdigest()[:6]
-    name = Path(content["model"]["name"]).name.removesuffix(".gguf")
-    return Path("runs") / f"{name}-b{content['settings']['budget_slots']:g}-{digest}"
+    name = Path(study.model.name).name.removesuffix(".gguf")
+    return Path("runs") / f"{name}-b{study.settings.budget_slots:g}-{digest}"

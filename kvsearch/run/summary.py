@@ -10,14 +10,14 @@ from typing import Any, get_args
 import numpy as np
 import pyarrow as pa
 
+from kvsearch.config import study as studies
 from kvsearch.config.run_config import RunConfig
-from kvsearch.config.study import Settings, Study
 from kvsearch.errors import RunError
 from kvsearch.files import write_atomic, write_parquet
-from kvsearch.policy import ModelShape, check, layout
+from kvsearch.policy import check, layout
 from kvsearch.policy_search import run_files
 from kvsearch.policy_search.folder import RunFolder
-from kvsearch.policy_search.run_files import Measured, MeasuredRow
+from kvsearch.policy_search.run_files import Measured
 from kvsearch.records import (
     REPORT,
     Curve,
@@ -27,23 +27,19 @@ from kvsearch.records import (
     Needle,
     Recheck,
     Row,
-    Summary,
     Trial,
     columns,
 )
 from kvsearch.report import write_report
 from kvsearch.results.compare import Comparison, Entry
+from kvsearch.results.study import Settings, Study
+from kvsearch.results.summary import Summary
 from kvsearch.run.report_windows import looks
 from kvsearch.stats import Blocks, corrected
 
 
 class Unfinished(RunError):
     """A run that has measured nothing on the report text yet."""
-
-
-def shape_from(model: dict[str, Any]) -> ModelShape:
-    """The shape that a run recorded."""
-    return ModelShape(**model["shape"])
 
 
 def read(folder: RunFolder) -> Summary:
@@ -54,7 +50,7 @@ def read(folder: RunFolder) -> Summary:
         KvsearchError: it is damaged.
     """
     try:
-        study = Study.read(folder.path / "study.json")
+        study = studies.read(folder.path / "study.json")
         measured = run_files.measured(folder.path / "measured.json")
     except FileNotFoundError as e:
         raise Unfinished(
@@ -79,14 +75,7 @@ def build(folder: RunFolder, study: Study, measured: Measured, part: str = "repo
     searched = {t.fingerprint: t.dnll for t in trials if t.dnll is not None}
     rows = [of.row(m, searched.get(m.fingerprint)) for m in measured.rows]
     return Summary(
-        model=study.model.plain(),
-        text=study.text.plain(),
-        settings={
-            **study.settings.plain(),
-            "versions": study.versions,
-            "intervals_corrected_for_rows": len(rows) - 1,
-        },
-        budget_bytes=study.settings.budget_bytes,
+        study=study,
         rows=sorted(rows, key=lambda r: r.nll),
         trials=trials,
         recommended=measured.recommended,
@@ -100,7 +89,7 @@ def build(folder: RunFolder, study: Study, measured: Measured, part: str = "repo
         curves=of.curves(),
         needles=measured.needles,
         examples=tuple(measured.examples),
-        limits=limits_of(study.config),
+        limits=limits_of(studies.config_of(study)),
     )
 
 
@@ -125,7 +114,7 @@ class _Report:
         self.rows = {m.name: m for m in measured.rows}
         self.compared = self._comparison(part, list(self.rows), answers=True)
 
-    def row(self, m: MeasuredRow, search_dnll: float | None) -> Row:
+    def row(self, m: MeasuredPolicy, search_dnll: float | None) -> Row:
         """A row with its figures."""
         name, of = m.name, self.compared
         mine, mean, best = of.entries[name], of.loss[name], of.best("method", name)
@@ -150,7 +139,7 @@ class _Report:
             exact=of.exact(name),
             workloads=of.kept(name),
             discordant=of.discordant(name),
-            needles=tuple(Needle(a.of, *a.needle, a.exact[0]) for a in m.answers if a.needle),
+            needles=tuple(Needle(a.of, *a.needle, a.exact[0]) for a in mine.answers if a.needle),
         )
 
     def curves(self) -> tuple[Curve, ...]:
@@ -193,7 +182,7 @@ class _Report:
                 m.kind,
                 layout(m.policy, self.shape).bytes_peak(*self.tokens),
                 self._losses(part, m.fingerprint),
-                m.answers if answers else (),
+                self.folder.answers(part, m.fingerprint) if answers else (),
                 stopped=m.stopped is not None and part == self.part,
             )
         _alike({n: e.losses for n, e in found.items()}, self.folder.path)
@@ -222,7 +211,7 @@ def _rechecks(of: Comparison, best: str, text: str, often: int) -> list[Recheck]
 def write(summary: Summary, folder: Path) -> None:
     """Write the report, the policies and the tables of a run; nothing before there are rows."""
     if summary.rows:
-        write_report(summary, folder, shape=shape_from(summary.model))
+        write_report(summary, folder)
         write_tables(summary, folder)
 
 
@@ -235,7 +224,7 @@ def write_tables(summary: Summary, folder: Path) -> None:
     if summary.recommended is not None:
         row = summary.row(summary.recommended)
         about = {
-            "model": summary.model["name"],
+            "model": summary.model.name,
             "nll": row.nll,
             "dnll_full": row.dnll_full.mean,
             "bytes_peak": row.bytes_peak,

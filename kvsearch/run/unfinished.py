@@ -4,12 +4,13 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 
-from kvsearch.config.study import Study
 from kvsearch.policy_search import run_files
 from kvsearch.policy_search.fidelity import comparable, contenders
 from kvsearch.policy_search.folder import RunFolder
-from kvsearch.policy_search.run_files import Measured, MeasuredRow
-from kvsearch.records import Summary, Trial
+from kvsearch.policy_search.run_files import Measured, measured_row
+from kvsearch.records import MeasuredPolicy, Trial
+from kvsearch.results.study import Study
+from kvsearch.results.summary import Summary
 from kvsearch.run import summary
 
 OPEN = {
@@ -52,9 +53,9 @@ def so_far(folder: RunFolder, study: Study, seconds: float | None = None) -> Sum
             best = min(done, key=lambda t: t.dnll or 0.0).name if done else None
         leads = {t.name for t in contenders(trials, study.settings.budget_bytes)}
         chosen = [n for n, t in names.items() if t.kind != "searched" or n in leads]
-    rows = list[MeasuredRow]()
+    rows = list[MeasuredPolicy]()
     for t in (names[n] for n in chosen if n in names and _has(folder, part, names, n)):
-        row = MeasuredRow.of(t, folder.load_nll(part, t.fingerprint))
+        row = measured_row(t, folder.load_nll(part, t.fingerprint))
         if part == "search":  # measured without packing, and without divergences
             row = replace(row, bytes_resident=None, impls={})
         rows.append(row)
@@ -73,10 +74,7 @@ def _has(folder: RunFolder, part: str, names: Mapping[str, Trial], *wanted: str)
 def _empty(study: Study, trials: list[Trial], seconds: float | None) -> Summary:
     """Before any policy could be compared with the full cache."""
     return Summary(
-        model=study.model.plain(),
-        text=study.text.plain(),
-        settings={**study.settings.plain(), "versions": study.versions},
-        budget_bytes=study.settings.budget_bytes,
+        study=study,
         rows=[],
         trials=trials,
         recommended=None,

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from kvsearch.config.checks import texts
 from kvsearch.config.model import ModelConfig
 from kvsearch.config.run_config import RunConfig
+from kvsearch.config.workload import HEADLINE_WINDOWS
 from kvsearch.errors import ModelError, TextError
 from kvsearch.models.load import LoadedModel, load_model, require_context
 from kvsearch.models.vocabulary import require_ids
@@ -30,7 +31,6 @@ from kvsearch.workloads.parts import Part
 
 Say = Callable[[str], None]
 SENSITIVITY = 4  # windows for the sensitivity of layers and heads, at most
-HEADLINE = 8  # times as many report windows for the headline, at most
 
 
 @dataclass(frozen=True, eq=False)
@@ -192,7 +192,7 @@ def text(
     T = options.context
     _require_room(found, T)
     R = report_windows(found.report, options, say)
-    headline = max(R, min(HEADLINE * R, fitting(found.report, T))) if options.grows else R
+    headline = max(R, min(HEADLINE_WINDOWS * R, fitting(found.report, T))) if options.grows else R
     W, own = search_windows(found.search, options, say)
     S = min(select_windows, max(1, found.select.ids.size // T))
     select = f"select{S}"

@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 from kvsearch.config.budget import BudgetConfig, sized_for
 from kvsearch.config.commands import PolicyLike
 from kvsearch.config.model import HeadLossConfig, ModelConfig
-from kvsearch.config.workload import DatasetConfig, TextConfig
+from kvsearch.config.workload import DatasetConfig, MeasuredConfig, TextConfig
 from kvsearch.evaluation.fed import require_anchors
 from kvsearch.evaluation.quality import Evaluator
 from kvsearch.knobs import Setting, needs_heads
@@ -94,7 +94,9 @@ class Session(Generic[C]):
         """
         assert isinstance(self.config, TextConfig), "the command reads a text"
         dataset = self.config.dataset if isinstance(self.config, DatasetConfig) else None
-        found = inputs.source(self.config.text, dataset, self.shown.say)
+        config = self.config
+        tasks = isinstance(config, MeasuredConfig) and not config.windowed
+        found = inputs.source(config.text, dataset, self.shown.say, tasks=tasks)
         return inputs.tokenized(self.loaded, found)
 
     # -- policies ------------------------------------------------------------------------------

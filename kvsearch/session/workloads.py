@@ -10,7 +10,7 @@ import numpy as np
 
 from kvsearch.config.budget import sized_for
 from kvsearch.config.run_config import RunConfig
-from kvsearch.config.workload import FACTS
+from kvsearch.config.workload import FACTS, HEADLINE_CONTEXTS, HEADLINE_WINDOWS
 from kvsearch.errors import KvsearchError, nearest, quoted
 from kvsearch.evaluation.answers import Answers, answers, greedy_of, spoken
 from kvsearch.evaluation.part import scored
@@ -33,7 +33,6 @@ from kvsearch.workloads.parts import TEXT, Part, divided, in_turn, require_names
 GATE = 0.2  # nats per token by which the context must help, at least
 GATE_ITEMS, FACTS_GATE = 8, 3  # contexts on which that is tried; of facts, which are alike
 LAST, LAST_SINKS, LAST_RECENT = 16, 4, 11  # slots of a cache that has forgotten a text
-HEADLINE = 4  # times as many contexts of the report where its headline is undecided, at most
 MORE = 8  # tokens of an example beyond the reference
 LONGEST_QUESTION = 80  # tokens of a question that an example shows
 
@@ -197,9 +196,9 @@ def asked(
         KvsearchError: a file or task cannot be used, or none passes its gate.
     """
     counts: dict[Split, int] = dict.fromkeys(SPLITS, options.units)
-    counts["report"] = HEADLINE * options.units
+    counts["report"] = HEADLINE_CONTEXTS * options.units
     if options.windowed:
-        counts["report"] = inputs.HEADLINE * options.report_windows
+        counts["report"] = HEADLINE_WINDOWS * options.report_windows
         counts["search"] = max(options.units, GATE_ITEMS)  # windows say how many are measured
     if options.facts:  # for the gate: those that are measured are hidden in the windows themselves
         counts = {"search": FACTS_GATE}

@@ -43,7 +43,7 @@ def main() -> None:
     slot = loaded.shape.budget_bytes(1)
     rows = [
         {
-            "policy": r.policy, "n": found.tokens, "ppl": f"{r.ppl:.1f}",
+            "policy": r.policy, "n": found.workloads[0].scored, "ppl": f"{r.ppl:.1f}",
             "dnll_full": f"{r.dnll_full.mean:+.4f}", "lo": f"{r.dnll_full.lo:+.4f}",
             "hi": f"{r.dnll_full.hi:+.4f}", "mean_slots": f"{r.bytes_mean / slot:.1f}",
         }

@@ -19,7 +19,6 @@ from collections.abc import Iterator
 from importlib import resources
 from pathlib import Path
 
-from kvsearch.config.study import Study
 from kvsearch.files import write_atomic
 from kvsearch.knobs import Setting
 from kvsearch.policy import HeadLosses
@@ -29,6 +28,7 @@ from kvsearch.policy_search.samplers import Context
 from kvsearch.policy_search.samplers.kvei import Kvei
 from kvsearch.policy_search.study import Study as OptunaStudy
 from kvsearch.records import REPORT, Recheck
+from kvsearch.results.study import Study
 from kvsearch.run import summary
 from kvsearch.run.report_windows import looks
 from kvsearch.space import load
@@ -44,15 +44,14 @@ AFTER = (0, 6, 12, 24, 48)
 
 def row(run: Path, losses: HeadLosses) -> Iterator[dict[str, object]]:
     """Hope after some proposals of a run, and its end."""
-    asked = json.loads((run / "study.json").read_text())
     found = summary.read(RunFolder(run, write=False))
     report = {
         kind: min((r.nll for r in found.rows if r.kind == kind and r.within_budget), default=None)
         for kind in ("earlier", "searched")
     }
-    budget, shape = found.budget_bytes, summary.shape_from(asked["model"])
+    budget, shape = found.budget_bytes, found.study.shape
     space = load("default")
-    context = Context(space, Setting(shape, budget, asked["settings"]["context"], heads=losses))
+    context = Context(space, Setting(shape, budget, found.settings.context, heads=losses))
     done = [
         t
         for t in found.trials
@@ -69,8 +68,8 @@ def row(run: Path, losses: HeadLosses) -> Iterator[dict[str, object]]:
         study.restore(known)
         yield {
             "run": run.name,
-            "slots": asked["settings"]["budget_slots"],
-            "windows": asked["settings"]["context"],
+            "slots": found.settings.budget_slots,
+            "windows": found.settings.context,
             "after": n,
             "hope": f"{Kvei(0, context).expected_gain(study.optuna_study):.4f}",
             "gained": ""

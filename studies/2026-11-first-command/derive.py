@@ -16,7 +16,8 @@ from pathlib import Path
 import stops
 
 from kvsearch.policy_search.folder import RunFolder
-from kvsearch.records import Recheck, Summary
+from kvsearch.records import Recheck
+from kvsearch.results.summary import Summary
 from kvsearch.run import summary
 from kvsearch.stats import Blocks, common, corrected, paired
 

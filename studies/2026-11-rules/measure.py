@@ -67,7 +67,9 @@ def measure(policies: list[str], budget: int, text: str, out: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         sys.exit(done.stderr.strip().splitlines()[-1])
-    out.write_text(json.dumps(json.loads(done.stdout), indent=1) + "\n", newline="\n")
+    document = json.loads(done.stdout)
+    document["tokens"] = document["workloads"][0]["scored"]
+    out.write_text(json.dumps(document, indent=1) + "\n", newline="\n")
 
 
 if __name__ == "__main__":
