@@ -12,6 +12,7 @@ from kvsearch.named_methods import at
 from kvsearch.policy_search.model_work import ModelSession
 from kvsearch.policy_search.work import Job
 from kvsearch.run.report_windows import behind, looks
+from kvsearch.stats import blocks, spread
 from kvsearch.workloads.parts import Part
 
 
@@ -63,3 +64,22 @@ def test_looks_come_after_whole_windows() -> None:
     assert looks(1, 1) == (1,) and looks(4, 4) == (4,)
     assert looks(1, 5) == (1, 2, 4, 5)
     assert looks(2, 3) == (2, 3)
+
+
+def test_two_documents_stop_what_all_differences_say_is_far_behind() -> None:
+    """With two documents, nothing was ever stopped: Student's t has one degree of freedom."""
+    gaps = np.array([0.0, 0.0, 0.005, 0.02, 0.05, 0.1, 0.3, 0.5])
+    groups, rng, far, equal, alone = ("a", "b"), np.random.default_rng(5), 0, 0, 0
+    for _ in range(400):
+        own = rng.standard_normal((len(gaps), 2, 1)) * 0.2 * (gaps[:, None, None] + 0.02)
+        lost = (gaps[:, None, None] + own).astype(np.float32)
+        known = spread([(blocks(x, groups=groups),) for x in lost])
+        assert known is not None
+        found = [
+            behind(x, 0 * x, groups, score_from=1, false=0.002, spread=known) is not None
+            for x in lost
+        ]
+        equal += sum(found[:2])
+        far += sum(found[-2:])
+        alone += behind(lost[-1], 0 * lost[-1], groups, score_from=1, false=0.002) is not None
+    assert equal <= 8 and far >= 250 and alone <= 40

@@ -12,7 +12,7 @@ from kvsearch.policy_search.folder import RunFolder
 from kvsearch.policy_search.run_files import measured_row
 from kvsearch.records import Interval, Kind, MeasuredPolicy, Trial
 from kvsearch.results.compare import Comparison, Entry
-from kvsearch.stats import BLOCK, blocks, corrected, standard_error
+from kvsearch.stats import BLOCK, Spread, blocks, corrected, spread, standard_error
 from kvsearch.student import quantile
 
 Nll = NDArray[np.float32]
@@ -33,6 +33,7 @@ def behind(
     *,
     score_from: int,
     false: float,
+    spread: Spread | None = None,
 ) -> Interval | None:
     """How far a policy is behind another on the windows that it has, if it certainly is.
 
@@ -45,6 +46,7 @@ def behind(
         groups, strata: of prompts, the document and the workload of each window of the policy.
         score_from: first scored position.
         false: how often a policy that is as good may be called behind.
+        spread: of documents, what the differences of all policies say of the variance of one.
 
     Returns:
         The mean difference in nats per token, with the limits by which it was judged.
@@ -53,7 +55,10 @@ def behind(
     found = blocks(less, max(BLOCK, -(-less.shape[1] // PARTS)), groups, strata)
     if found.count < 2:  # a window, or a document of some workload, says nothing of variance
         return None
-    half = quantile(1 - false, found.count - 1) * standard_error(found, int(found.tokens[0]))
+    error, df = standard_error(found, int(found.tokens[0])), found.count - 1
+    if spread is not None and error > 0:
+        error, df = spread.moderated(float(less.mean()), error, found.count, found.size)
+    half = quantile(1 - false, df) * error
     mean = float(less.mean())
     return Interval(mean, mean - half, mean + half) if mean > half else None
 
@@ -181,12 +186,20 @@ class ReportWindows:
         """Baselines that are certainly behind on so many report windows and the search text."""
         found: dict[str, Interval] = {}
         leads = _opponents(self.compared(left, best.name, windows=windows))
-        for c in left:
-            if c.kind in ("full", "searched") or c == best or c.name in leads:
-                continue
-            both = self._both(c.fingerprint, best.fingerprint, windows)
-            gap = behind(*both, score_from=self.score_from, false=false)
-            found |= {} if gap is None else {c.fingerprint: gap}
+        both = {
+            c.fingerprint: self._both(c.fingerprint, best.fingerprint, windows)
+            for c in left
+            if c.kind not in ("full", "searched") and c != best and c.name not in leads
+        }
+        by_document = [
+            (blocks(a - b, groups=groups, strata=strata),)
+            for a, b, groups, strata in both.values()
+            if groups
+        ]
+        known = spread(by_document)
+        for key, pair in both.items():
+            gap = behind(*pair, score_from=self.score_from, false=false, spread=known)
+            found |= {} if gap is None else {key: gap}
         return found
 
     def _headline(

@@ -47,7 +47,7 @@ from kvsearch.session.policies import values_of
 from kvsearch.session.progress import Shown
 from kvsearch.space import load as load_space
 
-EXAMPLES = 5  # prompts of a report whose answers are shown
+EXAMPLES = 4  # asks of a report whose answers are shown
 LEAST_GAIN = 0.003  # nats per token, or shares of a context, see `studies/2026-11-first-answer`
 LOOK_EVERY = 1.0  # seconds between looks at what is known while a search runs
 
@@ -272,7 +272,8 @@ class Run:
     def _enough(self, context: Context) -> Callable[[optuna.Study], bool]:
         """Whether further proposals are worth less than anyone would notice."""
         model = Kvei(self.options.seed % 2**32, context)
-        unit = "of the context" if self.setting.prompt else "nats per token"
+        shares = bool(self.text.parts["search"].scales)
+        unit = "of the context" if shares else "nats per token"
 
         def enough(study: optuna.Study) -> bool:
             gain = model.expected_gain(study)
@@ -314,9 +315,20 @@ class Run:
         part = self.text.parts["report"]
         if not part.asks or not policies:
             return
-        with self.shown.step("examples", min(EXAMPLES, len(part)) * len(policies)) as step:
+        keys = [policy.fingerprint(self.setting.shape.layers) for policy in policies.values()]
+        known = [self.folder.load_nll("report", key).answers for key in keys]
+
+        def told(number: int) -> int:
+            """Answers of an item that the recommended policy gives and the published one loses."""
+            exact = [a[number].exact for a in known[1:] if number < len(a)]
+            pairs = zip(exact[0], exact[-1], strict=True) if exact else ()
+            return sum(mine and not its for mine, its in pairs)
+
+        asked = [i for i, item in enumerate(part.items) if item.asks]
+        order = sorted(asked, key=told, reverse=True)
+        with self.shown.step("examples", min(EXAMPLES, part.asks) * len(policies)) as step:
             measured.examples = workloads.examples(
-                self.loaded, part, policies, EXAMPLES, step.advance
+                self.loaded, part, policies, order, EXAMPLES, step.advance
             )
 
     def _needles(self, measured: Measured, policies: Mapping[str, Policy]) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import takewhile
 from math import isfinite
 from typing import Any
 
@@ -392,30 +393,37 @@ def examples(
     loaded: LoadedModel,
     part: Part,
     policies: Mapping[str, Policy],
+    order: Sequence[int],
     count: int,
     progress: Callable[[], None],
 ) -> list[Example]:
-    """What policies answer to the first asks of a part, with room for a few words more.
+    """What policies answer to a few asks of a part, with room for a few words more.
+
+    Asks of one context share its reading.
 
     Args:
         loaded: the model.
         part: of the report.
         policies: by name.
-        count: items.
+        order: numbers of the items, those first whose answers tell most.
+        count: asks.
         progress: called after every answer.
     """
-    evaluator, found = Evaluator(loaded), list[Example]()
-    some = [(item, name) for item, name in zip(part.items, part.of, strict=True) if item.asks]
-    for item, name in some[:count]:
-        ask, said = item.asks[0], dict[str, str]()
-        asked = ask.question if ask.question.size else item.context
-        for policy_name, policy in policies.items():
-            (tokens,) = spoken(evaluator, policy, item, part.see, [ask.answer.size + MORE])
-            said[policy_name] = loaded.tokenizer.decode(tokens)
-            progress()
-        question = loaded.tokenizer.decode(asked[-LONGEST_QUESTION:])
-        reference = loaded.tokenizer.decode(ask.answer)
-        found.append(Example(name, question.strip(), reference.strip(), said))
+    evaluator, found, decode = Evaluator(loaded), list[Example](), loaded.tokenizer.decode
+    for i in order:
+        item, left = part.items[i], count - len(found)
+        apart = takewhile(lambda ask: not ask.follows, item.asks[1:])
+        asks = [*item.asks[:1], *apart][: 1 if part.see == "aware" else max(0, left)]
+        tokens, said = [ask.answer.size + MORE for ask in asks], dict[str, list[str]]()
+        for name, policy in policies.items() if left > 0 else ():
+            said[name] = [decode(x) for x in spoken(evaluator, policy, item, part.see, tokens)]
+            for _ in asks:
+                progress()
+        for j, ask in enumerate(asks if left > 0 else ()):
+            asked = ask.question if ask.question.size else item.context
+            question, reference = decode(asked[-LONGEST_QUESTION:]), decode(ask.answer)
+            its = {name: words[j] for name, words in said.items()}
+            found.append(Example(part.of[i], question.strip(), reference.strip(), its))
     return found
 
 
