@@ -32,6 +32,7 @@ class Layer:
         stream: tells which tokens are anchors, where the policy has such.
         output: its output projection, needed when the rule reads `outputs`.
         predictor: its map, needed when the rule reads `hidden`.
+        offset: vectors `[H, 1, D]` that its keys are held without, or None.
         fast: use the ways of fewer policies where they apply; off, all goes segment by segment.
 
     Attributes:
@@ -55,7 +56,7 @@ class Layer:
         self, policy: Policy, parts: Sequence[LayerLayout], *, packed: bool,
         native: torch.dtype = torch.float16, rotary: Rotary | None = None,
         view: View | None = None, stream: Stream | None = None, output: Output | None = None,
-        predictor: Predictor | None = None, fast: bool = True,
+        predictor: Predictor | None = None, offset: Tensor | None = None, fast: bool = True,
     ) -> None:  # fmt: skip
         self.policy, self.packed, self.native, self.fast = policy, packed, native, fast
         self.rotary, self.view, self.stream, self.predictor = rotary, view, stream, predictor
@@ -69,6 +70,10 @@ class Layer:
             )
             for part in parts
         ]  # fmt: skip
+        if offset is not None and view is not None:
+            offset = None if view.removed else view.kept_keys(offset.unsqueeze(0))[0]
+        self._offset = None if offset is None else offset.clone()
+        self._share_offset()
         self.reindex = any(group.reindex for group in self.groups)
         self.adaptive = policy.budgets.kind == "adakv"
         self.reset()
@@ -90,10 +95,31 @@ class Layer:
         """What a copy starts from: a step has addresses."""
         return {**self.__dict__, "step": None, "tables": {}}
 
+    def _share_offset(self) -> None:
+        """Let the groups know the vectors of their heads; those in 16 bits have none."""
+        if (whole := self._offset) is None:
+            return
+        for group in self.groups:
+            mine = whole[group.heads.start : group.heads.stop]
+            if group.layout.policy.offset is None:
+                mine.zero_()
+            else:
+                group.offset = mine
+
+    def without_offset(self, k: Tensor) -> Tensor:
+        """Keys `[B, H, M, D]` as they are held."""
+        if self._offset is None:
+            return k
+        if self._offset.device != k.device:
+            self._offset = self._offset.to(k.device)
+            self._share_offset()
+        return (k - self._offset).to(k.dtype)
+
     @property
     def shared(self) -> list[Any]:
         """What copies of it have in common."""
-        each = [x for g in self.groups for x in (g.layout, g.empty, g.rule, g.rotary)]
+        each: list[Any] = [x for g in self.groups for x in (g.layout, g.empty, g.rule, g.rotary)]
+        each += [self._offset, *(g.offset for g in self.groups)]
         return [x for x in (self.policy, self.rotary, *each) if x is not None]
 
     def copied(self) -> "Layer":
@@ -214,8 +240,22 @@ def empty_layers(
     for part in layout(policy, shape).layers:
         parts[part.layer].append(part)
     none = [None] * shape.layers
-    own = zip(rotaries or none, lost or none, outputs or none, predictors or none, strict=True)
+    own = zip(
+        rotaries or none, lost or none, outputs or none, predictors or none,
+        offsets(policy, shape) or none, strict=True,
+    )  # fmt: skip
     return [
-        Layer(policy, mine, rotary=turn, view=view, output=out, predictor=predicts, **options)
-        for mine, (turn, view, out, predicts) in zip(parts, own, strict=True)
-    ]
+        Layer(
+            policy, mine, rotary=turn, view=view, output=out, predictor=predicts, offset=vectors,
+            **options,
+        )
+        for mine, (turn, view, out, predicts, vectors) in zip(parts, own, strict=True)
+    ]  # fmt: skip
+
+
+def offsets(policy: Policy, shape: ModelShape) -> list[Tensor]:
+    """What keys of each layer are held without, `[H, 1, D]` fp16; nothing without an offset."""
+    if (found := policy.offset) is None:
+        return []
+    each = (found.heads(i, shape.kv_heads) for i in range(shape.layers))
+    return [torch.tensor(x, device="cpu").unsqueeze(1) for x in each]

@@ -20,7 +20,9 @@ def command(as_json: bool, quiet: bool, **given: Any) -> None:
     bench, here or on another machine.
     """
     from kvsearch.commands.heads import heads
-    from kvsearch.report.terminal import head_lines
+    from kvsearch.report.terminal import head_lines, key_lines
 
     found = heads(**given, progress=not quiet)
-    answer(as_json, json.loads(found.text), head_lines(found.losses, found.where))
+    data = json.loads(found.text) | {"key_means": found.keys.shares}
+    lines = head_lines(found.losses, found.where) + "\n" + key_lines(found.keys)
+    answer(as_json, data, lines)

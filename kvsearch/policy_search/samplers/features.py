@@ -160,6 +160,7 @@ def _stored(p: Policy, head_dim: int) -> dict[str, float]:
         "fp16 recent": p.fp16_recent > 0,
         "along tokens": quantizes and q.along == "tokens",
         "rotate": quantizes and q.rotate,
+        "offset": p.offset is not None,
         "value levels": values / len(CODEBOOKS)
         if quantizes and q.value_levels not in (None, q.levels)
         else 0,
