@@ -245,7 +245,7 @@ EXTRA |= {
     ),
     "keys without an offset in some heads": Policy(
         **HEADS, rule=Attention(beta=1), tiers=K4, head_tiers=MIXED,
-        quantizer=Quantizer(group=8, offset=OFFSET),
+        quantizer=Quantizer(group=8, offset=OFFSET.model_copy(update={"scales": ()})),
     ),
     "some channels of keys without an offset": Policy(
         slots=44, interval=6, tiers=K4, quantizer=Quantizer(group=4, offset=OFFSET),

@@ -138,7 +138,10 @@ def offset(shape: ModelShape, seed: int = 0, size: float = 3.0) -> Offset:
     drawn = np.random.default_rng(seed).normal(
         0, size, (shape.layers, shape.kv_heads * shape.head_dim)
     )
-    return Offset(keys=tuple(word(x) for x in drawn), sample="")
+    scales = np.exp(np.random.default_rng(seed + 1).normal(0, 0.5, drawn.shape))
+    return Offset(
+        keys=tuple(word(x) for x in drawn), scales=tuple(word(x) for x in scales), sample=""
+    )
 
 
 def policies(count: int, shape: ModelShape, seed: int = 0) -> list[Policy]:

@@ -20,13 +20,15 @@ from kvsearch.rules import RULES as CLASSES
 from kvsearch.space import Axis, drawn
 from tests.heads import losses
 from tests.importance import importance
+from tests.random_policies import offset
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 
 SHAPE = ModelShape(layers=30, kv_heads=3, head_dim=64, heads=9)
 SETTING = Setting(
-    SHAPE, SHAPE.budget_bytes(256), 4096, importance=importance(SHAPE), heads=losses(SHAPE)
-)
+    SHAPE, SHAPE.budget_bytes(256), 4096, importance=importance(SHAPE), heads=losses(SHAPE),
+    offset=offset(SHAPE),
+)  # fmt: skip
 AFTER = replace(SETTING, prompt=4000)
 UNIFIED = space.load("unified")
 PROMPTED = [n for n, rule in CLASSES.items() if "rereading" in rule.needs]  # need trigger `prompt`

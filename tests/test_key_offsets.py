@@ -29,7 +29,6 @@ from kvsearch.space import load as load_space
 from tests.cache_cases import IDS, K4, OFFSET, SETTING, T, sharp, tiny
 from tests.test_families import BASE, GEMMA2
 
-
 SLOW = torch.tensor([0, 0, 0, 0, 1, 1, 1, 1])  # pairs of channels that turn slowly
 
 
@@ -75,8 +74,9 @@ def test_low_bits_collapse_on_keys_with_a_large_bias_and_not_without_it(
 
 def test_a_mean_over_positions_is_that_of_the_turned_vectors(biased: LoadedModel) -> None:
     mean = np.random.default_rng(0).normal(size=(2, 16)).astype(np.float16)
-    means = key_offsets.KeyMeans(2, (word(mean),) * 2, ((0.9, 0.9),) * 2, "")
-    found = means.offset(biased.model, 700).heads(0, 2)
+    ones = (word(np.ones(32)),) * 2
+    means = key_offsets.KeyMeans(2, (word(mean),) * 2, ones, ones, ((0.9, 0.9),) * 2, "")
+    found = means.offset(biased.model, 700).heads(0, 2)[:, 0]
     keys = torch.tensor(mean.astype(np.float64))[None, :, None].expand(1, 2, 700, 16)
     cos, sin = biased.model.model.rotary_emb(keys, torch.arange(700)[None])
     half = torch.cat([-keys[..., 8:], keys[..., :8]], -1)
@@ -97,7 +97,7 @@ def test_it_is_refused_for_other_weights_another_shape_and_bounded_scores() -> N
     PolicyCache(policy, here.float())  # of another type
     with pytest.raises(PolicyError, match="measured on other weights than this model's; search"):
         PolicyCache(policy, there)
-    with pytest.raises(PolicyError, match="offset.keys: 4 layers for a model with 2"):
+    with pytest.raises(PolicyError, match=r"offset\.keys: 4 layers for a model with 2"):
         PolicyCache(with_offset(), tiny(layers=2).model)
     with pytest.raises(PolicyError, match="32 numbers in layer 0 of a model whose keys have 64"):
         PolicyCache(with_offset(), tiny(layers=4, head_dim=32).model)
@@ -120,16 +120,20 @@ def test_a_policy_in_16_bits_has_none() -> None:
 
 def test_knobs_take_what_was_measured_and_starting_points_do_where_it_is_large() -> None:
     knobs: dict[str, Any] = dict(rule="h2o", interval=8, tiers="k4v4", group=16, offset="keys")
-    with pytest.raises(PolicyError, match="needs the model's keys to be measured"):
+    with pytest.raises(PolicyError, match="it needs the model's keys to be measured"):
         build(knobs, SETTING)
     setting = replace(SETTING, offset=OFFSET)
-    assert build(knobs, setting).offset == OFFSET
+    plain = build(knobs, setting).offset
+    assert plain is not None and (plain.keys, plain.scales) == (OFFSET.keys, ())
+    assert build({**knobs, "offset": "scaled"}, setting).offset == OFFSET
     assert build({**knobs, "tiers": "16"}, setting).quantizer.offset is None
     assert build({**knobs, "offset": "none"}, setting).offset is None
     for name, prompted in (("default", False), ("prompts", True)):
         space = load_space(name)
         points = inside(load(DEFAULT, prompted=prompted), space)
-        assert points and all(m.knobs["offset"] == "keys" for _, m in without_offset(points, space))
+        assert points and all(
+            m.knobs["offset"] == "scaled" for _, m in without_offset(points, space)
+        )
         narrow = space.model_copy(
             update={"axes": {k: v for k, v in space.axes.items() if k != "offset"}}
         )

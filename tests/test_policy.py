@@ -304,6 +304,10 @@ def test_rungs_match_the_papers_rule() -> None:
             "field quantizer.offset.keys.0: an offset has a number that is not finite",
         ),
         (
+            '{"quantizer": {"offset": {"keys": ["ADw="], "scales": ["AAA="], "sample": ""}}}',
+            "field quantizer.offset.scales.0: a scale must be above 0",
+        ),
+        (
             '{"slots": 9, "positions": "cache", "tiers": [{"key_bits": 4}], '
             '"quantizer": {"offset": {"keys": ["AAA="], "sample": ""}}}',
             "field quantizer.offset: it goes with positions 'original'",

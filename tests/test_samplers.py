@@ -28,12 +28,13 @@ from kvsearch.policy_search.samplers.kvei import Kvei
 from kvsearch.policy_search.samplers.one_at_a_time import next_move
 from kvsearch.policy_search.samplers.surrogate import Surrogate
 from tests.heads import losses
+from tests.random_policies import offset
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 pytestmark = pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
 
 SHAPE = ModelShape(layers=6, kv_heads=3, head_dim=64, heads=9)
-SETTING = Setting(SHAPE, SHAPE.budget_bytes(256), 2048, heads=losses(SHAPE))
+SETTING = Setting(SHAPE, SHAPE.budget_bytes(256), 2048, heads=losses(SHAPE), offset=offset(SHAPE))
 SPACE = space.load("default")
 NAMES = names_for(SPACE)
 

@@ -28,7 +28,8 @@ class HeadGroup:
         layout: their integers.
         impls: of their layer.
         packed, native, rotary, output: as of `Layer`.
-        offset: vectors `[H, 1, D]` that their keys are held without; None without any.
+        offset: vectors `[H, 1 or 2, D]`: what their keys are held without, and divided by; None
+            without any.
 
     Attributes:
         heads: which KV heads of the layer they are.
@@ -134,7 +135,19 @@ class HeadGroup:
     def _whole(self) -> tuple[Tensor, Tensor]:
         """Keys and values of all slots as rules know them: with what keys are held without."""
         keys, values = self.read()
-        return keys if self.offset is None else (keys + self.offset).to(keys.dtype), values
+        if self.offset is None:
+            return keys, values
+        offset, *scales = self.offset.split(1, 1)
+        for each in scales:
+            keys = keys * each
+        return (keys + offset).to(values.dtype), values
+
+    def unscaled(self, q: Tensor) -> Tensor:
+        """Queries `[B, Hq, M, D]` as the model gave them."""
+        if self.offset is None or self.offset.shape[1] == 1:
+            return q
+        each = self.offset[:, 1:].repeat_interleave(q.shape[1] // len(self.heads), 0)
+        return (q / each).to(q.dtype)
 
     @property
     def nbytes(self) -> int:

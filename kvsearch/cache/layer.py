@@ -32,7 +32,6 @@ class Layer:
         stream: tells which tokens are anchors, where the policy has such.
         output: its output projection, needed when the rule reads `outputs`.
         predictor: its map, needed when the rule reads `hidden`.
-        offset: vectors `[H, 1, D]` that its keys are held without, or None.
         fast: use the ways of fewer policies where they apply; off, all goes segment by segment.
 
     Attributes:
@@ -56,7 +55,7 @@ class Layer:
         self, policy: Policy, parts: Sequence[LayerLayout], *, packed: bool,
         native: torch.dtype = torch.float16, rotary: Rotary | None = None,
         view: View | None = None, stream: Stream | None = None, output: Output | None = None,
-        predictor: Predictor | None = None, offset: Tensor | None = None, fast: bool = True,
+        predictor: Predictor | None = None, fast: bool = True,
     ) -> None:  # fmt: skip
         self.policy, self.packed, self.native, self.fast = policy, packed, native, fast
         self.rotary, self.view, self.stream, self.predictor = rotary, view, stream, predictor
@@ -70,9 +69,7 @@ class Layer:
             )
             for part in parts
         ]  # fmt: skip
-        if offset is not None and view is not None:
-            offset = None if view.removed else view.kept_keys(offset.unsqueeze(0))[0]
-        self._offset = None if offset is None else offset.clone()
+        self._offset = _offset(policy, parts, view)
         self._share_offset()
         self.reindex = any(group.reindex for group in self.groups)
         self.adaptive = policy.budgets.kind == "adakv"
@@ -96,24 +93,23 @@ class Layer:
         return {**self.__dict__, "step": None, "tables": {}}
 
     def _share_offset(self) -> None:
-        """Let the groups know the vectors of their heads; those in 16 bits have none."""
-        if (whole := self._offset) is None:
-            return
+        """Let the groups know the vectors of their heads."""
         for group in self.groups:
-            mine = whole[group.heads.start : group.heads.stop]
-            if group.layout.policy.offset is None:
-                mine.zero_()
-            else:
-                group.offset = mine
+            if self._offset is not None and group.layout.policy.offset is not None:
+                group.offset = self._offset[group.heads.start : group.heads.stop]
 
-    def without_offset(self, k: Tensor) -> Tensor:
-        """Keys `[B, H, M, D]` as they are held."""
+    def without_offset(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        """Queries and keys `[B, Hq or H, M, D]` in which keys are held: the same attention."""
         if self._offset is None:
-            return k
+            return q, k
         if self._offset.device != k.device:
             self._offset = self._offset.to(k.device)
             self._share_offset()
-        return (k - self._offset).to(k.dtype)
+        if self._offset.shape[1] == 1:
+            return q, (k - self._offset).to(k.dtype)
+        offset, scales = self._offset.split(1, 1)
+        each = scales.repeat_interleave(q.shape[1] // k.shape[1], 0)
+        return (q * each).to(q.dtype), ((k - offset) / scales).to(k.dtype)
 
     @property
     def shared(self) -> list[Any]:
@@ -240,22 +236,24 @@ def empty_layers(
     for part in layout(policy, shape).layers:
         parts[part.layer].append(part)
     none = [None] * shape.layers
-    own = zip(
-        rotaries or none, lost or none, outputs or none, predictors or none,
-        offsets(policy, shape) or none, strict=True,
-    )  # fmt: skip
+    own = zip(rotaries or none, lost or none, outputs or none, predictors or none, strict=True)
     return [
-        Layer(
-            policy, mine, rotary=turn, view=view, output=out, predictor=predicts, offset=vectors,
-            **options,
-        )
-        for mine, (turn, view, out, predicts, vectors) in zip(parts, own, strict=True)
-    ]  # fmt: skip
+        Layer(policy, mine, rotary=turn, view=view, output=out, predictor=predicts, **options)
+        for mine, (turn, view, out, predicts) in zip(parts, own, strict=True)
+    ]
 
 
-def offsets(policy: Policy, shape: ModelShape) -> list[Tensor]:
-    """What keys of each layer are held without, `[H, 1, D]` fp16; nothing without an offset."""
-    if (found := policy.offset) is None:
-        return []
-    each = (found.heads(i, shape.kv_heads) for i in range(shape.layers))
-    return [torch.tensor(x, device="cpu").unsqueeze(1) for x in each]
+def _offset(policy: Policy, parts: Sequence[LayerLayout], view: View | None) -> Tensor | None:
+    """What the keys of a layer are held without and divided by, `[H, 1 or 2, D]` fp16.
+
+    None without an offset. Heads in 16 bits are left as they are.
+    """
+    if policy.offset is None or not parts or (view is not None and view.removed):
+        return None
+    vectors = policy.offset.heads(parts[0].layer, parts[-1].heads.stop)
+    found = torch.tensor(vectors, device="cpu")
+    for part in parts:
+        if part.policy.offset is None:
+            mine = found[part.heads.start : part.heads.stop]
+            mine[:, 0], mine[:, 1:] = 0, 1
+    return found if view is None else view.kept_keys(found.unsqueeze(0))[0]

@@ -69,7 +69,7 @@ def advance(
         if softcap is not None and layer.policy.offset is not None:
             raise ModelError(CAPPED)
         predicted, layer.predicted = layer.predicted, None
-        k = layer.without_offset(k)
+        q, k = layer.without_offset(q, k)
         out = _take_in(layer, Call(q, k, v, scale, softcap, layer.seen, predicted))
         return out if view is None else view.whole(out, width)
 

@@ -16,7 +16,8 @@ from kvsearch.config.to_click import options, output_options
 def command(as_json: bool, quiet: bool, **given: Any) -> None:
     """Measure what every KV head of a model loses in a small cache, once per model.
 
-    Budgets per KV head follow it. The file that `-o` writes is read by `--heads` of run, eval and
+    Budgets per KV head follow it. It also says what the keys of each layer have in common, which
+    `offset` leaves out. The file that `-o` writes is read by `--heads` of run, eval and
     bench, here or on another machine.
     """
     from kvsearch.commands.heads import heads

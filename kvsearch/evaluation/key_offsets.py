@@ -3,8 +3,11 @@
 A head's mean key is taken before keys are turned by their position, where it is the same in every
 part of a text. What policies subtract is a fixed vector of turned keys: the mean of the turned
 means over a stream of known length. Channels that turn slowly keep their part in it, those that
-turn quickly have none. `studies/2026-11-key-offsets` compares it with turning the mean by each
-slot's position.
+turn quickly have none; where that part is large, scales make up for it. They divide a rotary pair
+of keys by the root of what is left of its size over that of the queries there, so that an error
+that a rotated format spreads over all channels matters alike in all (SmoothQuant,
+arXiv:2211.10438, for keys). `studies/2026-11-key-offsets` compares both with turning the mean by
+each slot's position.
 """
 
 import json
@@ -37,6 +40,8 @@ SCHEMA = "kvsearch.keys/1"
 RECIPE = "means/1"  # the text and how it is measured; a change of either makes another recipe
 TOKENS = 512  # of the first text of `recall/`
 FIRST = 4  # first tokens, whose keys are like no others
+LEAST = 1e-4  # of the mean energy: what a pair of channels has at least
+MOST = 4.0  # natural logarithm of a scale
 LARGE = 0.8  # share of a layer's energy from which on low bits collapse without an offset
 
 Step = Callable[[str, float], AbstractContextManager[Any]]
@@ -49,6 +54,8 @@ class KeyMeans:
     Attributes:
         heads: KV heads of a layer.
         before: mean key of every head before it is turned, fp16 `[H, D]`, a word a layer.
+        spreads, query_sizes: likewise, root mean square of keys less that mean, and of the queries
+            of a head's group, in the rotary pair of each channel.
         shares: of every layer, the share of its keys' energy that the mean of a head holds: of keys
             as attention gets them, and before they are turned; mean over heads.
         sample: of the model's weights, a word.
@@ -56,6 +63,8 @@ class KeyMeans:
 
     heads: int
     before: tuple[str, ...]
+    spreads: tuple[str, ...]
+    query_sizes: tuple[str, ...]
     shares: tuple[tuple[float, float], ...]
     sample: str
 
@@ -65,28 +74,41 @@ class KeyMeans:
         return max(share for share, _ in self.shares) >= LARGE
 
     def offset(self, model: Any, tokens: int) -> Offset:
-        """What policies for streams of so many tokens subtract from this model's keys."""
-        words = []
-        for each, inv_freq in zip(self.before, _angles(model, len(self.before)), strict=True):
+        """What policies for streams of so many tokens do to this model's keys, with scales."""
+        keys, scales = [], []
+        angles = _angles(model, len(self.before))
+        each = zip(self.before, self.spreads, self.query_sizes, angles, strict=True)
+        for *words, inv_freq in each:
+            mean, spread, q = (torch.tensor(numbers(w).astype(np.float64)) for w in words)
+            if not mean.numel():  # a layer without attention
+                keys.append("")
+                scales.append("")
+                continue
+            mean, spread, q = (x.view(self.heads, -1) for x in (mean, spread, q))
             angle = torch.arange(tokens, dtype=torch.float64)[:, None] * inv_freq.double().cpu()
-            mean = torch.tensor(numbers(each).astype(np.float64)).view(self.heads, -1)
-            found = turned(mean, angle.cos().mean(0), angle.sin().mean(0)) if mean.numel() else mean
-            words.append(word(found.numpy()))
-        return Offset(keys=tuple(words), sample=self.sample)
+            found = turned(mean, angle.cos().mean(0), angle.sin().mean(0))
+            turning_away = _in_pairs(mean.square() - found.square(), inv_freq)
+            left = _floored(spread.square() + turning_away.clamp_min(0))
+            ratio = (left / _floored(q.square())).log() / 4
+            scale = (ratio - ratio.mean(-1, keepdim=True)).clamp(-MOST, MOST).exp()
+            keys.append(word(found.numpy()))
+            scales.append(word(scale.numpy()))
+        return Offset(keys=tuple(keys), scales=tuple(scales), sample=self.sample)
 
 
 class _Keys(PolicyLayer):
-    """A layer of the full cache that notes the keys of one call."""
+    """A layer of the full cache that notes queries and keys of one call."""
 
     def __init__(self, layer: Layer, config: Any) -> None:
         super().__init__(layer, config)
+        self.q: Tensor | None = None
         self.k: Tensor | None = None
 
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, *, scale: float, softcap: float | None
     ) -> Tensor:
-        """Note the keys."""
-        self.k = k[0].float().cpu()
+        """Note them."""
+        self.q, self.k = q[0].float().cpu(), k[0].float().cpu()
         return super().attend(q, k, v, scale=scale, softcap=softcap)
 
 
@@ -98,19 +120,23 @@ def measure(evaluator: Evaluator) -> KeyMeans:
     layers = [_Keys(x, config) for x in empty_layers(Policy(), loaded.shape, packed=False)]
     ids = torch.from_numpy(recall_texts(loaded, TOKENS)[0].ids)[None].to(loaded.device)
     evaluator.head.hidden(ids, watched(loaded.model, layers))
-    words, shares = [], []
+    words, shares = list[tuple[str, str, str]](), []
     for layer, inv_freq in zip(layers, _angles(loaded.model, len(layers)), strict=True):
-        if layer.k is None:  # without attention
-            words.append("")
+        if layer.k is None or layer.q is None:  # without attention
+            words.append(("", "", ""))
             shares.append((0.0, 0.0))
             continue
         (plain,) = Rotary(inv_freq.cpu()).undo(torch.arange(layer.k.shape[1]), layer.k)
         after, before = layer.k[:, FIRST:], plain[:, FIRST:]
-        words.append(word(before.mean(1).numpy()))
+        queries = layer.q[:, FIRST:].unflatten(0, (len(after), -1)).flatten(1, 2)
+        mean = before.mean(1, keepdim=True)
+        spread, size = (_size(x, inv_freq) for x in (before - mean, queries))
+        words.append((word(mean.numpy()), word(spread.numpy()), word(size.numpy())))
         shares.append((_share(after), _share(before)))
     mine = sample(loaded.model)
     told = "" if mine is None else word(mine)
-    return KeyMeans(loaded.shape.kv_heads, tuple(words), tuple(shares), told)
+    means, spreads, asking = zip(*words, strict=True)
+    return KeyMeans(loaded.shape.kv_heads, means, spreads, asking, tuple(shares), told)
 
 
 def of_model(evaluator: Evaluator, step: Step, *, anew: bool = False) -> tuple[KeyMeans, str]:
@@ -134,7 +160,8 @@ def of_model(evaluator: Evaluator, step: Step, *, anew: bool = False) -> tuple[K
         shown.advance()
     data = {
         "schema": SCHEMA, "recipe": RECIPE, "digest": loaded.digest, "sample": found.sample,
-        "before": found.before, "shares": found.shares,
+        "before": found.before, "spreads": found.spreads, "query_sizes": found.query_sizes,
+        "shares": found.shares,
     }  # fmt: skip
     with suppress(RunError):  # a cache that cannot be written only costs time
         write_atomic(kept, json.dumps(data) + "\n")
@@ -153,7 +180,8 @@ def _read(data: Any, loaded: LoadedModel) -> KeyMeans:
     ] != ("" if mine is None else word(mine)):
         raise ValueError("of other weights")
     shares = tuple((float(a), float(b)) for a, b in data["shares"])
-    return KeyMeans(loaded.shape.kv_heads, tuple(data["before"]), shares, str(data["sample"]))
+    words = (tuple(map(str, data[name])) for name in ("before", "spreads", "query_sizes"))
+    return KeyMeans(loaded.shape.kv_heads, *words, shares, str(data["sample"]))
 
 
 def _kept(loaded: LoadedModel) -> Path:
@@ -167,6 +195,23 @@ def _angles(model: Any, layers: int) -> Sequence[Tensor]:
         return turning(model, "an offset", "")
     except ModelError:  # the mean of keys as they are serves as well as it can
         return [torch.zeros(0)] * layers
+
+
+def _size(x: Tensor, inv_freq: Tensor) -> Tensor:
+    """Root mean square of `x` `[H, T, D]` in the rotary pair of each channel, `[H, D]`."""
+    return _in_pairs(x.double().square().mean(1), inv_freq).sqrt()
+
+
+def _floored(energy: Tensor) -> Tensor:
+    """Energies `[H, D]` that are above 0 in every channel of a head."""
+    return energy + LEAST * energy.mean(-1, keepdim=True).clamp_min(1e-30)
+
+
+def _in_pairs(x: Tensor, inv_freq: Tensor) -> Tensor:
+    """Means of `x` `[H, D]` over the channels of each rotary pair, for either of them."""
+    half = inv_freq.shape[-1]
+    mean = (x[:, :half] + x[:, half : 2 * half]) / 2
+    return torch.cat([mean, mean, x[:, 2 * half :]], -1)
 
 
 def _share(k: Tensor) -> float:

@@ -117,7 +117,7 @@ def _words(value: Any) -> str:
     if isinstance(value, Channels):
         return "some removed" if value.active else "all"
     if isinstance(value, Offset):
-        return "a vector per KV head"
+        return f"a vector per KV head{', and scales' if value.scales else ''}"
     if isinstance(value, tuple) and value and isinstance(value[0], Tier):
         return ", ".join(_tier(t, len(value) > 1) for t in value)
     return value if isinstance(value, str) else json.dumps(value)

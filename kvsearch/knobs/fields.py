@@ -41,8 +41,8 @@ class Setting:
         importance: what was measured of the channels, or None.
         learned: SHA-256 of the weights that rule `kvzap` has for the model, empty if it has none;
             None where the model is not known, and a cache looks for them.
-        offset: what the model's keys have in common over so many tokens, or None if it was not
-            measured.
+        offset: what the model's keys have in common over so many tokens, with scales, or None if
+            it was not measured.
         slot_step: a number that slots are multiples of, in a runtime that has them in blocks.
         slot_room: slots beside what is never evicted, at least.
     """
@@ -182,8 +182,9 @@ def _offset(get: Get, setting: Setting, tiers: tuple[Tier, ...]) -> Offset | Non
     if get["offset"] == "none" or all(t.native for t in tiers):
         return None
     if setting.offset is None:
-        raise PolicyError("knob offset: 'keys' needs the model's keys to be measured")
-    return setting.offset
+        raise PolicyError("knob offset: it needs the model's keys to be measured")
+    plain = Offset(keys=setting.offset.keys, sample=setting.offset.sample)
+    return setting.offset if get["offset"] == "scaled" else plain
 
 
 def _value_block(block: Value, head_dim: int) -> int | None:

@@ -1,8 +1,10 @@
-"""A fixed vector of each KV head, subtracted from its keys before they are stored.
+"""A fixed vector of each KV head, subtracted from its keys before they are stored, and scales.
 
 Where most of a key's energy is the same in all keys, low bits are spent on what every key has in
 common. A query's product with a fixed vector is the same for all slots of a head, so softmax does
-not see that it is gone: nothing is added back, and decoding costs nothing.
+not see that it is gone: nothing is added back. What a channel of keys is divided by, the query's
+channel is multiplied by: products are the same, and rounding errors go where they matter less.
+Both happen once, when tokens come; decoding costs no more.
 """
 
 from base64 import b64decode, b64encode
@@ -28,7 +30,14 @@ def _numbers(word: str) -> str:
     return word
 
 
+def _positive(word: str) -> str:
+    if not (numbers(word) > 0).all():
+        raise ValueError("a scale must be above 0")
+    return word
+
+
 Numbers = Annotated[str, AfterValidator(_numbers)]
+Positive = Annotated[Numbers, AfterValidator(_positive)]
 
 
 class Offset(Frozen):
@@ -38,37 +47,48 @@ class Offset(Frozen):
 
     Attributes:
         keys: one word a layer: a vector for each KV head, `[H, D]`, of keys as attention gets them.
+        scales: likewise, what channels of keys are divided by after that; none are all 1.
         sample: some weights of the model that was measured, see `kvsearch.models.sample`; empty
             where they cannot be read.
     """
 
     keys: tuple[Numbers, ...] = Field(min_length=1)
+    scales: tuple[Positive, ...] = ()
     sample: Numbers
 
     @cached_property
     def digest(self) -> str:
         """Sixteen hex digits over the vectors."""
-        return sha256(" ".join(self.keys).encode()).hexdigest()[:16]
+        return sha256(" ".join((*self.keys, *self.scales)).encode()).hexdigest()[:16]
+
+    @property
+    def vectors(self) -> int:
+        """How many a KV head has."""
+        return 2 if self.scales else 1
 
     def heads(self, layer: int, heads: int) -> NDArray[np.float16]:
-        """The vectors of a layer's KV heads `[H, D]`."""
-        return numbers(self.keys[layer]).reshape(heads, -1)
+        """The vectors of a layer's KV heads `[H, 1, D]`, or with scales `[H, 2, D]`."""
+        each = (self.keys, self.scales)[: self.vectors]
+        return np.stack([numbers(x[layer]).reshape(heads, -1) for x in each], 1)
 
     def check(self, shape: ModelShape) -> None:
         """Raise a `PolicyError` if the vectors are not those of a model of this shape."""
-        where = "field quantizer.offset.keys"
-        if len(self.keys) != shape.layers:
-            raise PolicyError(
-                f"{where}: {len(self.keys)} layers for a model with {shape.layers}; the policy was "
-                "made for another shape"
-            )
-        for i, (each, (width, _)) in enumerate(zip(self.keys, shape.per_layer, strict=True)):
-            wanted = shape.kv_heads * width
-            if (n := numbers(each).size) != wanted:
+        for name, words in (("keys", self.keys), ("scales", self.scales)):
+            where = f"field quantizer.offset.{name}"
+            if name == "scales" and not words:
+                continue
+            if len(words) != shape.layers:
                 raise PolicyError(
-                    f"{where}: {n} numbers in layer {i} of a model whose keys have {wanted}; the "
-                    "policy was made for another shape"
+                    f"{where}: {len(words)} layers for a model with {shape.layers}; the policy was "
+                    "made for another shape"
                 )
+            for i, (each, (width, _)) in enumerate(zip(words, shape.per_layer, strict=True)):
+                wanted = shape.kv_heads * width
+                if (n := numbers(each).size) != wanted:
+                    raise PolicyError(
+                        f"{where}: {n} numbers in layer {i} of a model whose keys have {wanted}; "
+                        "the policy was made for another shape"
+                    )
 
     def check_model(self, sample: NDArray[np.float16] | None) -> None:
         """Raise a `PolicyError` if a model's sample is of other weights than those measured."""

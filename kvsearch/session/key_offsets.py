@@ -14,12 +14,12 @@ from kvsearch.policy_search.portfolio import Portfolio
 from kvsearch.session.progress import Shown
 from kvsearch.space import SearchSpace
 
-KNOB, WANTED = "offset", "keys"
+KNOB, WANTED = "offset", "scaled"
 
 
 def needs_offset(values: Mapping[str, Iterable[object]]) -> bool:
     """Whether policies with such values of their knobs are stored without what keys share."""
-    return WANTED in values.get(KNOB, ())
+    return any(value != "none" for value in values.get(KNOB, ()))
 
 
 def possible(space: SearchSpace, loaded: LoadedModel) -> SearchSpace:
