@@ -108,6 +108,15 @@ def test_it_is_refused_for_other_weights_another_shape_and_bounded_scores() -> N
         PolicyCache(policy, gemma)
 
 
+def test_a_cache_made_in_inference_mode_serves_training() -> None:
+    model = tiny().model.requires_grad_()
+    with torch.inference_mode():
+        cache = PolicyCache(with_offset(), model, packed=False)
+    model(torch.from_numpy(IDS[:1]), past_key_values=cache).logits.sum().backward()
+    grad = model.model.layers[0].self_attn.q_proj.weight.grad
+    assert grad is not None and bool(grad.any())
+
+
 def test_a_policy_in_16_bits_has_none() -> None:
     plain = Policy(slots=40, quantizer=Quantizer(offset=OFFSET))
     assert plain.offset is None

@@ -301,7 +301,7 @@ def test_a_wrong_option_or_value_is_found() -> None:
 def executed(target: Target, space: SearchSpace, setting: Setting) -> list[Policy]:
     """Policies of random points of a space; the target runs each as it is."""
     rng, found = random.Random(3), []
-    for _ in range(200):
+    for _ in range(240):
         knobs = anything(space, rng)
         try:
             made = build(knobs, setting)

@@ -69,7 +69,8 @@ class Layer:
             )
             for part in parts
         ]  # fmt: skip
-        self._offset = _offset(policy, parts, view)
+        with torch.inference_mode(False):
+            self._offset = _offset(policy, parts, view)
         self._share_offset()
         self.reindex = any(group.reindex for group in self.groups)
         self.adaptive = policy.budgets.kind == "adakv"
@@ -103,7 +104,8 @@ class Layer:
         if self._offset is None:
             return q, k
         if self._offset.device != k.device:
-            self._offset = self._offset.to(k.device)
+            with torch.inference_mode(False):  # it serves calls of any mode
+                self._offset = self._offset.to(k.device)
             self._share_offset()
         if self._offset.shape[1] == 1:
             return q, (k - self._offset).to(k.dtype)

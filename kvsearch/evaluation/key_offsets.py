@@ -180,8 +180,11 @@ def _read(data: Any, loaded: LoadedModel) -> KeyMeans:
     ] != ("" if mine is None else word(mine)):
         raise ValueError("of other weights")
     shares = tuple((float(a), float(b)) for a, b in data["shares"])
-    words = (tuple(map(str, data[name])) for name in ("before", "spreads", "query_sizes"))
-    return KeyMeans(loaded.shape.kv_heads, *words, shares, str(data["sample"]))
+    before, spreads, sizes = (
+        tuple(map(str, data[name])) for name in ("before", "spreads", "query_sizes")
+    )
+    heads = loaded.shape.kv_heads
+    return KeyMeans(heads, before, spreads, sizes, shares, str(data["sample"]))
 
 
 def _kept(loaded: LoadedModel) -> Path:
