@@ -1,6 +1,8 @@
 """Keys that are stored without what they have in common: measured, exact, and refused elsewhere."""
 
+import shutil
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,6 +12,7 @@ import torch
 from transformers import Gemma2Config, Gemma2ForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from kvsearch.cache import PolicyCache
+from kvsearch.config.run_config import RunConfig
 from kvsearch.errors import ModelError, PolicyError
 from kvsearch.evaluation import key_offsets
 from kvsearch.evaluation.quality import Evaluator
@@ -24,7 +27,9 @@ from kvsearch.models.shape import shape_of
 from kvsearch.policy import Offset, Policy, Quantizer, Tier
 from kvsearch.policy.key_offset import numbers, word
 from kvsearch.policy_search.portfolio import DEFAULT, inside, load
+from kvsearch.run.run import Run
 from kvsearch.session.key_offsets import without_offset
+from kvsearch.session.progress import Shown
 from kvsearch.space import load as load_space
 from tests.cache_cases import IDS, K4, OFFSET, SETTING, T, sharp, tiny
 from tests.test_families import BASE, GEMMA2
@@ -147,6 +152,34 @@ def test_knobs_take_what_was_measured_and_starting_points_do_where_it_is_large()
             update={"axes": {k: v for k, v in space.axes.items() if k != "offset"}}
         )
         assert without_offset(points, narrow) == points
+
+
+@pytest.mark.parametrize("large", [False, True])
+def test_a_run_begins_with_offsets_where_the_models_keys_call_for_them(
+    large: bool, tiny_folder: Path, prose: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_folder, folder)
+    if large:
+        config = Qwen2Config(
+            vocab_size=257, hidden_size=32, intermediate_size=64, num_hidden_layers=2,
+            num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=512,
+            rope_parameters=dict(rope_type="default", rope_theta=1e8),
+        )  # fmt: skip
+        model = Qwen2ForCausalLM(config)
+        for layer in model.model.layers:
+            layer.self_attn.k_proj.bias.data = 40 * SLOW[::2].float().tile(4)
+        model.save_pretrained(folder)
+    options = RunConfig(
+        model=str(folder), budget_slots=96, text=(str(prose),), context=256, windows=1, trials=1,
+        out=tmp_path / "run",
+    )  # fmt: skip
+    run = Run(options, Shown(quiet=True))
+    run.folder.close()
+    setting = run._with_offset(run.setting)
+    assert setting.offset is not None and run.portfolio
+    found = {method.knobs.get("offset") for _, method in run.portfolio}
+    assert found == ({"scaled"} if large else {None})
 
 
 def test_exports_say_who_has_it() -> None:
