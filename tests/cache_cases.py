@@ -12,11 +12,21 @@ from kvsearch.knobs import Setting
 from kvsearch.models.load import LoadedModel
 from kvsearch.models.shape import shape_of
 from kvsearch.named_methods import METHODS, at
-from kvsearch.policy import Budgets, HeadTiers, Ladder, ModelShape, Policy, Quantizer, Tier
-from kvsearch.rules import RULES, Attention, Critical, Reread, Rule
+from kvsearch.policy import (
+    Budgets,
+    Channels,
+    HeadTiers,
+    Ladder,
+    ModelShape,
+    Policy,
+    Quantizer,
+    Tier,
+)
+from kvsearch.rules import RULES, Attention, Critical, KeyDiff, Reread, Rule
 from kvsearch_kernels.codebooks import CODEBOOKS
 from tests.heads import losses
 from tests.importance import importance
+from tests.random_policies import offset
 
 T = 168
 K4 = (Tier(key_bits=4, value_bits=4),)
@@ -225,6 +235,21 @@ EXTRA |= {
         tiers=(Tier(share=0.3, key_bits=8, value_bits=4),
                Tier(share=0.7, key_bits=4, value_bits=4)),
         quantizer=Quantizer(group=8, rotate=True, value_block=4),
+    ),
+}  # fmt: skip
+OFFSET = offset(ModelShape(4, 2, 16, 6))
+EXTRA |= {
+    "keys without an offset, by their directions": Policy(
+        slots=44, interval=6, sinks=2, recent_window=8, rule=KeyDiff(), tiers=K4,
+        quantizer=Quantizer(group=8, fp16_sinks=True, offset=OFFSET),
+    ),
+    "keys without an offset in some heads": Policy(
+        **HEADS, rule=Attention(beta=1), tiers=K4, head_tiers=MIXED,
+        quantizer=Quantizer(group=8, offset=OFFSET.model_copy(update={"scales": ()})),
+    ),
+    "some channels of keys without an offset": Policy(
+        slots=44, interval=6, tiers=K4, quantizer=Quantizer(group=4, offset=OFFSET),
+        channels=Channels(qk=("all", "0f 3c", "none", "all"), vo=("all", "all", "none", "all")),
     ),
 }  # fmt: skip
 

@@ -5,6 +5,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from kvsearch.errors import PolicyError
 from kvsearch.policy import (
     Budgets,
@@ -12,11 +14,13 @@ from kvsearch.policy import (
     HeadTiers,
     Ladder,
     ModelShape,
+    Offset,
     Policy,
     Quantizer,
     Tier,
     check,
 )
+from kvsearch.policy.key_offset import word
 from kvsearch.rules import RULES, Attention, Rule
 from kvsearch_kernels.codebooks import CODEBOOKS
 
@@ -118,7 +122,26 @@ def policy(draw: random.Random, shape: ModelShape) -> Policy:
             check(made, shape)
         except (PolicyError, ValueError):
             continue
-        return made
+        return with_offset(made, shape)
+
+
+def with_offset(policy: Policy, shape: ModelShape) -> Policy:
+    """The policy, or every other one that can have it with an offset; nothing is drawn for it."""
+    if not policy.quantizes or policy.positions == "cache" or int(policy.fingerprint(), 16) % 2:
+        return policy
+    quantizer = policy.quantizer.model_copy(update={"offset": offset(shape)})
+    return policy.model_copy(update={"quantizer": quantizer})
+
+
+def offset(shape: ModelShape, seed: int = 0, size: float = 3.0) -> Offset:
+    """Vectors of `size` a channel, of no model."""
+    drawn = np.random.default_rng(seed).normal(
+        0, size, (shape.layers, shape.kv_heads * shape.head_dim)
+    )
+    scales = np.exp(np.random.default_rng(seed + 1).normal(0, 0.5, drawn.shape))
+    return Offset(
+        keys=tuple(word(x) for x in drawn), scales=tuple(word(x) for x in scales), sample=""
+    )
 
 
 def policies(count: int, shape: ModelShape, seed: int = 0) -> list[Policy]:

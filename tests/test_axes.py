@@ -22,13 +22,15 @@ from kvsearch.rules import RULES as CLASSES
 from kvsearch.space import Axis, drawn
 from tests.heads import losses
 from tests.importance import importance
+from tests.random_policies import offset
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 
 SHAPE = ModelShape(layers=30, kv_heads=3, head_dim=64, heads=9)
 SETTING = Setting(
-    SHAPE, SHAPE.budget_bytes(256), 4096, importance=importance(SHAPE), heads=losses(SHAPE)
-)
+    SHAPE, SHAPE.budget_bytes(256), 4096, importance=importance(SHAPE), heads=losses(SHAPE),
+    offset=offset(SHAPE),
+)  # fmt: skip
 AFTER = replace(SETTING, prompt=4000)
 UNIFIED = space.load("unified")
 PROMPTED = [n for n, rule in CLASSES.items() if "rereading" in rule.needs]  # need trigger `prompt`
@@ -138,13 +140,16 @@ def test_every_draw_is_a_policy_or_a_sentence() -> None:
         0,
         (SHAPE, ModelShape(2, 1, 16, 1), ModelShape(1, 2, 80, 4)),
     )
-    for turn in range(600):
+    for turn in range(660):
         shape = shapes[turn % len(shapes)]
         measured = rng.random() < 0.9
         heads = losses(shape) if measured else None
         slots, tokens = rng.choice([8, 40, 256, 2000]), rng.choice([64, 1024])
         scored = importance(shape) if measured else None
-        setting = Setting(shape, shape.budget_bytes(slots), tokens, heads=heads, importance=scored)
+        setting = Setting(
+            shape, shape.budget_bytes(slots), tokens, heads=heads, importance=scored,
+            offset=offset(shape) if measured else None,
+        )  # fmt: skip
         knobs = pool.anything(UNIFIED, rng)
         try:
             policy = build(knobs, setting)

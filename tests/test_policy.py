@@ -295,6 +295,23 @@ def test_rungs_match_the_papers_rule() -> None:
             "field quantizer.group: value_levels 'nvfp4' have groups of 32, got 64",
         ),
         ('{"quantizer": {"value_block": 48}}', "field quantizer.value_block: must be a power of"),
+        (
+            '{"quantizer": {"offset": {"keys": ["AADA"], "sample": ""}}}',
+            "field quantizer.offset.keys.0: an offset is base64 of float16 numbers, got 'AADA'",
+        ),
+        (
+            '{"quantizer": {"offset": {"keys": ["AHw="], "sample": ""}}}',
+            "field quantizer.offset.keys.0: an offset has a number that is not finite",
+        ),
+        (
+            '{"quantizer": {"offset": {"keys": ["ADw="], "scales": ["AAA="], "sample": ""}}}',
+            "field quantizer.offset.scales.0: a scale must be above 0",
+        ),
+        (
+            '{"slots": 9, "positions": "cache", "tiers": [{"key_bits": 4}], '
+            '"quantizer": {"offset": {"keys": ["AAA="], "sample": ""}}}',
+            "field quantizer.offset: it goes with positions 'original'",
+        ),
         ('{"tiers": [{"share": 0.5}]}', "p.json: field tiers: shares must add up to 1"),
         ('{"tiers": {}}', "field tiers: expected a list"),
         ('{"budgets": null}', "field budgets: expected an object, got None"),

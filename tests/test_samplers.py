@@ -28,12 +28,13 @@ from kvsearch.policy_search.samplers.kvei import Kvei
 from kvsearch.policy_search.samplers.one_at_a_time import next_move
 from kvsearch.policy_search.samplers.surrogate import Surrogate
 from tests.heads import losses
+from tests.random_policies import offset
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 pytestmark = pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
 
 SHAPE = ModelShape(layers=6, kv_heads=3, head_dim=64, heads=9)
-SETTING = Setting(SHAPE, SHAPE.budget_bytes(256), 2048, heads=losses(SHAPE))
+SETTING = Setting(SHAPE, SHAPE.budget_bytes(256), 2048, heads=losses(SHAPE), offset=offset(SHAPE))
 SPACE = space.load("default")
 NAMES = names_for(SPACE)
 
@@ -262,7 +263,10 @@ def test_an_unknown_sampler_gets_a_hint() -> None:
 
 def test_the_best_policy_is_first_tried_at_the_sizes_that_are_missing() -> None:
     context, history = Context(SPACE, SETTING), History()
-    wide = {"rule": "h2o", "tiers": "k4v4", "recent_window": 64, "sinks": 4, "interval": 16}
+    wide: dict[str, Value] = {
+        "rule": "h2o", "tiers": "k4v4", "recent_window": 64, "sinks": 4, "interval": 16,
+        "offset": "none",
+    }  # fmt: skip
     for dnll, score in ((0.1, "h2o"), (0.2, "tova")):
         draw = samplers.pool.Draw({**wide, "rule": score, "budget_fraction": 1.0}, random.Random(0))
         point = context.price(SPACE.suggest(draw))
@@ -428,7 +432,7 @@ def test_the_gp_of_optuna_does_not_repeat_itself(last: dict[str, Any]) -> None:
 
 
 def test_rules_and_formats_outside_the_space_do_not_widen_the_process() -> None:
-    assert len(NAMES) == 30 and not {"key norm", "lag", "along tokens"} & set(NAMES)
+    assert len(NAMES) == 31 and not {"key norm", "lag", "along tokens"} & set(NAMES)
     axes = {**SPACE.axes, "rule": space.Axis(choice=("none", "key-norm"))}
     wider = names_for(SPACE.model_copy(update={"axes": axes}))
     assert "key norm" in wider and "pooled" not in wider

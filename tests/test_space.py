@@ -23,6 +23,7 @@ from kvsearch.policy.layout import peak_of
 from kvsearch.policy_search.samplers.pool import anything
 from kvsearch_kernels.codebooks import CODEBOOKS
 from tests.importance import importance
+from tests.random_policies import offset
 
 SHAPE = ModelShape(layers=30, kv_heads=3, head_dim=64, heads=9)
 HEADS = HeadLosses(
@@ -34,7 +35,10 @@ HEADS = HeadLosses(
     tuple((0.01, 0.1, 1.0 + i) for i in range(90)),
     starved=64,
 )
-SETTING = Setting(SHAPE, SHAPE.budget_bytes(256), 4096, importance=importance(SHAPE), heads=HEADS)
+SETTING = Setting(
+    SHAPE, SHAPE.budget_bytes(256), 4096, importance=importance(SHAPE), heads=HEADS,
+    offset=offset(SHAPE),
+)  # fmt: skip
 
 
 SHIPPED = ("default", "unified")  # those that hold every published method

@@ -45,7 +45,7 @@ from kvsearch.rules import Attention
 from kvsearch.run.target_space import starts, stepped
 from kvsearch.space import SearchSpace, load
 from tests.heads import losses
-from tests.random_policies import policies, policy
+from tests.random_policies import offset, policies, policy
 
 SHAPE = ModelShape(layers=4, kv_heads=2, head_dim=64, heads=4)
 WIDE = ModelShape(layers=4, kv_heads=2, head_dim=128, heads=4)
@@ -301,7 +301,7 @@ def test_a_wrong_option_or_value_is_found() -> None:
 def executed(target: Target, space: SearchSpace, setting: Setting) -> list[Policy]:
     """Policies of random points of a space; the target runs each as it is."""
     rng, found = random.Random(3), []
-    for _ in range(200):
+    for _ in range(240):
         knobs = anything(space, rng)
         try:
             made = build(knobs, setting)
@@ -317,7 +317,9 @@ def executed(target: Target, space: SearchSpace, setting: Setting) -> list[Polic
 @targets
 def test_every_point_of_a_targets_space_is_executed_as_it_is(name: str) -> None:
     target, base, shape = find(name), load("default"), WIDE
-    setting = Setting(shape, shape.budget_bytes(128), 512, heads=losses(shape))
+    setting = Setting(
+        shape, shape.budget_bytes(128), 512, heads=losses(shape), offset=offset(shape)
+    )
     if name in ("openvino", "kvpress", "ollama"):
         with pytest.raises(SpaceError, match=f"--target {name}: it"):
             space_of(target, shape, base)
@@ -337,7 +339,9 @@ def test_every_point_of_a_targets_space_is_executed_as_it_is(name: str) -> None:
 def test_every_point_for_prompts_is_executed_as_it_is(name: str) -> None:
     """Of runtimes that evict after a prompt, too; slots of OpenVINO come in blocks."""
     target, base, slots = find(name), load("prompts"), 190
-    setting = Setting(WIDE, WIDE.budget_bytes(slots), 512, prompt=480, heads=losses(WIDE))
+    setting = Setting(
+        WIDE, WIDE.budget_bytes(slots), 512, prompt=480, heads=losses(WIDE), offset=offset(WIDE)
+    )
     setting = stepped(name, setting)
     if name == "ollama":
         with pytest.raises(SpaceError, match="its interval follows"):

@@ -60,6 +60,11 @@ class View:
             v = v.gather(-1, _each(self.values, v))
         return q, k, v
 
+    def kept_keys(self, k: Tensor) -> Tensor:
+        """What is left of the model's own keys `[B, H, M, D]`."""
+        self._to(k.device)
+        return k if self.keys is None else k.gather(-1, _each(self.keys, k))
+
     def whole(self, out: Tensor, width: int) -> Tensor:
         """Output `[B, Hq, M, width]`, with zeros where values were lost."""
         if self.values is None:

@@ -127,7 +127,7 @@ def taken(layer: Layer, call: Call) -> bool:
             continue
         mine, queries = call.heads(group.heads), None
         if "queries" in group.needs:
-            (queries,) = group.unturned(layer.seen, mine.q)
+            (queries,) = group.unturned(layer.seen, group.unscaled(mine.q))
         group.scorer.observe(Segment(layer.seen, 1, queries=queries, predicted=mine.predicted))
     layer.seen += 1
     if layer.policy.anchors is not None or layer.seen == step.due:

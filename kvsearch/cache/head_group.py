@@ -28,6 +28,8 @@ class HeadGroup:
         layout: their integers.
         impls: of their layer.
         packed, native, rotary, output: as of `Layer`.
+        offset: vectors `[H, 1 or 2, D]`: what their keys are held without, and divided by; None
+            without any.
 
     Attributes:
         heads: which KV heads of the layer they are.
@@ -45,10 +47,10 @@ class HeadGroup:
 
     def __init__(
         self, layout: LayerLayout, impls: dict[str, str], *, packed: bool, native: torch.dtype,
-        rotary: Rotary | None = None, output: Output | None = None,
+        rotary: Rotary | None = None, output: Output | None = None, offset: Tensor | None = None,
     ) -> None:  # fmt: skip
         self.empty, self.impls, self.native = layout, impls, native
-        self.rotary, self.output = rotary, output
+        self.rotary, self.output, self.offset = rotary, output, offset
         self.codecs, self.rule = codecs(layout, native), layout.policy.active_rule
         self.reindex = layout.policy.drops and layout.policy.positions == "cache"
         self.heads, self.needs = layout.heads, frozenset(self.rule.needs if self.rule else ())
@@ -126,14 +128,32 @@ class HeadGroup:
         n, target, policy = self.store.n, self.layout.target, self.layout.policy
         return self.scorer.ranks(Slots(
             seen=seen, count=n, position=n if self.reindex else seen,
-            recent_from=n - policy.recent_window, read=self.read, sinks=policy.sinks,
+            recent_from=n - policy.recent_window, read=self._whole, sinks=policy.sinks,
             stay=target if n > (target or 0) else None,
         ))  # fmt: skip
+
+    def _whole(self) -> tuple[Tensor, Tensor]:
+        """Keys and values of all slots as rules know them: with what keys are held without."""
+        keys, values = self.read()
+        if self.offset is None:
+            return keys, values
+        offset, *scales = self.offset.split(1, 1)
+        for each in scales:
+            keys = keys * each
+        return (keys + offset).to(values.dtype), values
+
+    def unscaled(self, q: Tensor) -> Tensor:
+        """Queries `[B, Hq, M, D]` as the model gave them."""
+        if self.offset is None or self.offset.shape[1] == 1:
+            return q
+        each = self.offset[:, 1:].repeat_interleave(q.shape[1] // len(self.heads), 0)
+        return (q / each).to(q.dtype)
 
     @property
     def nbytes(self) -> int:
         """Bytes per sequence of everything held for these heads."""
-        return self.store.nbytes + (0 if self.scorer is None else self.scorer.nbytes)
+        more = sum(x.nbytes for x in (self.scorer, self.offset) if x is not None)
+        return self.store.nbytes + more
 
     def note_peak(self, *, activations: bool) -> None:
         """Remember the bytes held now, before something takes their place, if they are the most.
@@ -149,7 +169,12 @@ class HeadGroup:
         Values were rounded already, so low-bit tiers may be rounded once more; bytes are exact.
         """
         other = HeadGroup(
-            self.layout, self.impls, packed=True, native=self.native, rotary=self.rotary
+            self.layout,
+            self.impls,
+            packed=True,
+            native=self.native,
+            rotary=self.rotary,
+            offset=self.offset,
         )  # packing is part of what an evaluation measures
         if self.store.n:
             k, v = self.store.read()

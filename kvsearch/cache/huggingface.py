@@ -27,9 +27,10 @@ from kvsearch.cache.model.projections import maps, outputs
 from kvsearch.cache.model.rotary import Rotary, frequencies, rotaries
 from kvsearch.cache.padded import PaddedBatch
 from kvsearch.cache.rereading import rereading
-from kvsearch.cache.ways import advance
+from kvsearch.cache.ways import CAPPED, advance
 from kvsearch.cache.wrappers import MARK, route
 from kvsearch.errors import ModelError, PolicyError
+from kvsearch.models.sample import sample
 from kvsearch.models.shape import (
     angle_switch,
     body,
@@ -183,6 +184,10 @@ class PolicyCache(Cache):
         shape = shape_of(model.config)
         check(policy, shape)
         require_attention(model)
+        if policy.offset is not None:
+            policy.offset.check_model(sample(model))
+            if capped(model):
+                raise ModelError(CAPPED)
         turns: list[Rotary | None] = [None] * shape.layers
         rule = policy.active_rule
         if policy.drops and policy.positions == "cache":
@@ -330,6 +335,16 @@ def require_attention(model: PreTrainedModel) -> None:
     if model not in _attends:
         require_wiring(model, [recorder.calls for recorder in _record(model)])
         _attends[model] = None
+
+
+def capped(model: PreTrainedModel) -> bool:
+    """Whether a model bounds its attention scores, which an offset of keys would change."""
+    return bool(getattr(text_config(model.config), "attn_logit_softcapping", None))
+
+
+def turning(model: PreTrainedModel, what: str, instead: str) -> list[Tensor]:
+    """Angle per position of each channel pair of every policy layer, see `frequencies`."""
+    return frequencies(model, _seen, what, instead)
 
 
 # -- asking a model once -----------------------------------------------------------------------

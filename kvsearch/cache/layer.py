@@ -69,6 +69,9 @@ class Layer:
             )
             for part in parts
         ]  # fmt: skip
+        with torch.inference_mode(False):
+            self._offset = _offset(policy, parts, view)
+        self._share_offset()
         self.reindex = any(group.reindex for group in self.groups)
         self.adaptive = policy.budgets.kind == "adakv"
         self.reset()
@@ -90,10 +93,31 @@ class Layer:
         """What a copy starts from: a step has addresses."""
         return {**self.__dict__, "step": None, "tables": {}}
 
+    def _share_offset(self) -> None:
+        """Let the groups know the vectors of their heads."""
+        for group in self.groups:
+            if self._offset is not None and group.layout.policy.offset is not None:
+                group.offset = self._offset[group.heads.start : group.heads.stop]
+
+    def without_offset(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        """Queries and keys `[B, Hq or H, M, D]` in which keys are held: the same attention."""
+        if self._offset is None:
+            return q, k
+        if self._offset.device != k.device:
+            with torch.inference_mode(False):  # it serves calls of any mode
+                self._offset = self._offset.to(k.device)
+            self._share_offset()
+        if self._offset.shape[1] == 1:
+            return q, (k - self._offset).to(k.dtype)
+        offset, scales = self._offset.split(1, 1)
+        each = scales.repeat_interleave(q.shape[1] // k.shape[1], 0)
+        return (q * each).to(q.dtype), ((k - offset) / scales).to(k.dtype)
+
     @property
     def shared(self) -> list[Any]:
         """What copies of it have in common."""
-        each = [x for g in self.groups for x in (g.layout, g.empty, g.rule, g.rotary)]
+        each: list[Any] = [x for g in self.groups for x in (g.layout, g.empty, g.rule, g.rotary)]
+        each += [self._offset, *(g.offset for g in self.groups)]
         return [x for x in (self.policy, self.rotary, *each) if x is not None]
 
     def copied(self) -> "Layer":
@@ -219,3 +243,19 @@ def empty_layers(
         Layer(policy, mine, rotary=turn, view=view, output=out, predictor=predicts, **options)
         for mine, (turn, view, out, predicts) in zip(parts, own, strict=True)
     ]
+
+
+def _offset(policy: Policy, parts: Sequence[LayerLayout], view: View | None) -> Tensor | None:
+    """What the keys of a layer are held without and divided by, `[H, 1 or 2, D]` fp16.
+
+    None without an offset. Heads in 16 bits are left as they are.
+    """
+    if policy.offset is None or not parts or (view is not None and view.removed):
+        return None
+    vectors = policy.offset.heads(parts[0].layer, parts[-1].heads.stop)
+    found = torch.tensor(vectors, device="cpu")
+    for part in parts:
+        if part.policy.offset is None:
+            mine = found[part.heads.start : part.heads.stop]
+            mine[:, 0], mine[:, 1:] = 0, 1
+    return found if view is None else view.kept_keys(found.unsqueeze(0))[0]

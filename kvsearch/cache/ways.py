@@ -30,6 +30,10 @@ class Way(Protocol):
 
 
 BY_SEGMENT: Way = segments  # serves all
+CAPPED = (
+    "field quantizer.offset: this model bounds its attention scores (softcap), and an offset would "
+    "change them; remove quantizer.offset from the policy"
+)
 WAYS: Sequence[Way] = (decoding, evict_in_place, lifetimes, BY_SEGMENT)  # the first that serves
 
 
@@ -62,7 +66,10 @@ def advance(
             return v.new_zeros(*q.shape[:3], width)
         if view is not None:
             q, k, v = view.kept(q, k, v)
+        if softcap is not None and layer.policy.offset is not None:
+            raise ModelError(CAPPED)
         predicted, layer.predicted = layer.predicted, None
+        q, k = layer.without_offset(q, k)
         out = _take_in(layer, Call(q, k, v, scale, softcap, layer.seen, predicted))
         return out if view is None else view.whole(out, width)
 

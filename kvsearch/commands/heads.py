@@ -5,8 +5,10 @@ from dataclasses import dataclass
 from kvsearch.config.commands import HeadsConfig
 from kvsearch.config.function import takes
 from kvsearch.evaluation import head_losses
+from kvsearch.evaluation.key_offsets import KeyMeans
 from kvsearch.files import require_writable, write_atomic
 from kvsearch.policy import HeadLosses
+from kvsearch.session import key_offsets
 from kvsearch.session.head_losses import known
 from kvsearch.session.session import Session
 
@@ -19,11 +21,13 @@ class Heads:
         losses: of every KV head.
         where: where they are from.
         text: of the file that shares them.
+        keys: what the keys of every layer have in common.
     """
 
     losses: HeadLosses
     where: str
     text: str
+    keys: KeyMeans
 
 
 @takes(HeadsConfig)
@@ -44,4 +48,5 @@ def heads(config: HeadsConfig) -> Heads:
     text = head_losses.document(loaded, losses)
     if config.out is not None:
         write_atomic(config.out, text)
-    return Heads(losses, where, text)
+    keys, _ = key_offsets.known(loaded, session.shown, anew=config.measure_heads)
+    return Heads(losses, where, text, keys)

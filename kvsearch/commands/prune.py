@@ -75,6 +75,11 @@ def prune(config: PruneConfig) -> Pruned:
             raise TextError(f"{source.name} has {there} tokens; give a longer text with --text")
         setting = session.measured(setting, source, length=length)
     (chosen,) = session.policies(setting)
+    if chosen.offset is not None:
+        raise PolicyError(
+            "field quantizer.offset: its vectors are of whole heads, and pruned ones are narrower; "
+            "remove it from the policy"
+        )
     place = loaded.device
     try:
         loaded.model.to("cpu")

@@ -11,6 +11,7 @@ from kvsearch.policy import (
     Channels,
     HeadTiers,
     Ladder,
+    Offset,
     Policy,
     Quantizer,
     Tier,
@@ -115,6 +116,8 @@ def _words(value: Any) -> str:
         return f"{len(value.others)} more over {len(value.of)} {what}"
     if isinstance(value, Channels):
         return "some removed" if value.active else "all"
+    if isinstance(value, Offset):
+        return f"a vector per KV head{', and scales' if value.scales else ''}"
     if isinstance(value, tuple) and value and isinstance(value[0], Tier):
         return ", ".join(_tier(t, len(value) > 1) for t in value)
     return value if isinstance(value, str) else json.dumps(value)

@@ -85,9 +85,9 @@ def _at_defaults(policy: Policy, names: tuple[str, ...], shape: ModelShape | Non
 
 
 def _plain(policy: Policy) -> Quantizer:
-    """The quantiser as asked, without what only a policy that rounds later can do."""
+    """The quantiser as asked, without what no runtime has: what rounds later, and an offset."""
     return policy.quantizer.model_copy(
-        update=dict(along="channels", fp16_sinks=False, fp16_recent=False)
+        update=dict(along="channels", fp16_sinks=False, fp16_recent=False, offset=None)
     )
 
 

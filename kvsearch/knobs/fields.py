@@ -11,7 +11,16 @@ from kvsearch.knobs.anchors import anchors_of
 from kvsearch.knobs.channels import PACKED, channels_of
 from kvsearch.knobs.refine import Storable, changes, ladder_of, rule_of, spelled, tiers_of
 from kvsearch.knobs.vocabulary import Value
-from kvsearch.policy import Budgets, Channels, HeadLosses, ModelShape, Policy, Quantizer
+from kvsearch.policy import (
+    Budgets,
+    Channels,
+    HeadLosses,
+    ModelShape,
+    Offset,
+    Policy,
+    Quantizer,
+    Tier,
+)
 from kvsearch.policy.pruning import Importance
 from kvsearch.rules import Rule
 from kvsearch_kernels.codebooks import CODEBOOKS, Codebook
@@ -32,6 +41,8 @@ class Setting:
         importance: what was measured of the channels, or None.
         learned: SHA-256 of the weights that rule `kvzap` has for the model, empty if it has none;
             None where the model is not known, and a cache looks for them.
+        offset: what the model's keys have in common over so many tokens, with scales, or None if
+            it was not measured.
         slot_step: a number that slots are multiples of, in a runtime that has them in blocks.
         slot_room: slots beside what is never evicted, at least.
     """
@@ -43,6 +54,7 @@ class Setting:
     heads: HeadLosses | None = None
     importance: Importance | None = None
     learned: str | None = None
+    offset: Offset | None = None
     slot_step: int = 1
     slot_room: int = 0
 
@@ -109,6 +121,7 @@ def policy_of(get: Get, setting: Setting, slots: int | None, name: str | None) -
             along=get["along"],
             fp16_sinks=fp16_sinks,
             fp16_recent=get["fp16_recent"],
+            offset=_offset(get, setting, tiers),
         ),
         anchors=anchors_of(get),
         channels=channels,
@@ -162,6 +175,16 @@ def _group(get: Get, left: ModelShape) -> int | None:
     while any(width % group for widths in left.kinds for width in widths):
         group -= 1
     return group
+
+
+def _offset(get: Get, setting: Setting, tiers: tuple[Tier, ...]) -> Offset | None:
+    """None where nothing is below 16 bits, so that equal policies look equal."""
+    if get["offset"] == "none" or all(t.native for t in tiers):
+        return None
+    if setting.offset is None:
+        raise PolicyError("knob offset: it needs the model's keys to be measured")
+    plain = Offset(keys=setting.offset.keys, sample=setting.offset.sample)
+    return setting.offset if get["offset"] == "scaled" else plain
 
 
 def _value_block(block: Value, head_dim: int) -> int | None:

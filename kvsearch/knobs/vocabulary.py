@@ -90,6 +90,9 @@ KNOBS: dict[str, Knob] = {
     "value_levels": Knob("same", ("same", *CODEBOOKS), None, "what codes of values stand for"),
     "bits": Knob("alike", ("alike", "layer", "head"), None, "by measured loss, at the same mean"),
     "along": Knob("channels", ("channels", "tokens"), None, "what keys share a scale along"),
+    "offset": Knob(
+        "none", ("none", "keys", "scaled"), None, "keys without what they share; with scales"
+    ),
     "fp16_sinks": Knob(False, (), bool, "keep sinks in 16 bits"),
     "fp16_recent": Knob(False, (), bool, "keep the recent window in 16 bits"),
     "budgets": Knob(

@@ -5,6 +5,7 @@ from kvsearch.policy.budgets import require_slots
 from kvsearch.policy.channels import Channels
 from kvsearch.policy.check import check
 from kvsearch.policy.head_losses import HeadLosses
+from kvsearch.policy.key_offset import Offset
 from kvsearch.policy.ladder import Rungs, offset, rungs
 from kvsearch.policy.layout import LayerLayout, Layout, layout
 from kvsearch.policy.parts import Budgets, HeadTiers, Ladder, Quantizer, Tier
@@ -21,6 +22,7 @@ __all__ = [
     "LayerLayout",
     "Layout",
     "ModelShape",
+    "Offset",
     "Policy",
     "Quantizer",
     "Rungs",

@@ -30,6 +30,8 @@ def check(policy: Policy, shape: ModelShape, *, prompt: int | None = None) -> No
             "say how long it is, or use trigger 'stream'"
         )
     left, rule = p.channels.on(shape), p.active_rule
+    if p.offset is not None:
+        p.offset.check(shape)
     if p.quantizes:
         tiers = [t for some in p.every_tiers for t in some]
         low = min(t.key_bits for t in tiers), min(t.value_bits for t in tiers)

@@ -60,6 +60,8 @@ class Cost:
             self._held = rule.voters(H) * rule.slot_bytes(policy.interval)
             self._tag = rule.voters(H) * TAG_BYTES if policy.tagged else 0
             self._layer = rule.layer_bytes(shape.heads, H, K)
+        if policy.offset is not None:
+            self._layer += 2 * K * H * policy.offset.vectors
         self.rising = all(a >= b for a, b in pairwise(self._tiers))
 
     def tier_counts(self, n: int, target: int | None) -> tuple[int, ...]:

@@ -6,6 +6,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from kvsearch.errors import nearest
 from kvsearch.frozen import Frozen
+from kvsearch.policy.key_offset import Offset
 from kvsearch.policy.ladder import Order
 from kvsearch_kernels.codebooks import CODEBOOKS, Codebook
 
@@ -62,6 +63,7 @@ class Quantizer(Frozen):
             `group` neighbouring `tokens` (KIVI, arXiv:2402.02750). Values are always per token.
         fp16_sinks: keep the sinks in 16 bits.
         fp16_recent: keep the recent window in 16 bits.
+        offset: a vector of each KV head that its keys are stored without, see `Offset`.
     """
 
     group: int | None = Field(default=64, gt=0)
@@ -72,6 +74,7 @@ class Quantizer(Frozen):
     along: Literal["channels", "tokens"] = "channels"
     fp16_sinks: bool = False
     fp16_recent: bool = False
+    offset: Offset | None = None
 
     @property
     def books(self) -> tuple[Codebook, Codebook]:
@@ -85,7 +88,9 @@ class Quantizer(Frozen):
 
     def canonical(self, sinks: bool, recent: bool) -> dict[str, Any]:
         """Fields that matter, for `Policy.canonical`; the flags say what stays in 16 bits."""
-        d = dict(self.model_dump(), fp16_sinks=sinks)
+        d = dict(self.model_dump(exclude={"offset"}), fp16_sinks=sinks)
+        if self.offset is not None:
+            d["offset"] = self.offset.digest
         if not recent:
             del d["fp16_recent"]
         if self.along == "channels":

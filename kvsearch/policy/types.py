@@ -24,6 +24,7 @@ from kvsearch.errors import KvsearchError, PolicyError, named, reason
 from kvsearch.frozen import Frozen, first_error, has_half, named_once
 from kvsearch.policy.anchors import Anchors
 from kvsearch.policy.channels import Channels
+from kvsearch.policy.key_offset import Offset
 from kvsearch.policy.ladder import rungs
 from kvsearch.policy.parts import Budgets, HeadTiers, Ladder, Quantizer, Tier
 from kvsearch.policy.tiers import check_tiers
@@ -98,6 +99,11 @@ class Policy(Frozen):
             raise ValueError("ladder needs slots: without a limit nothing is evicted")
         if self.rule is not None:
             self.rule.check(self.interval, self.trigger)
+        if self.offset is not None and self.drops and self.positions == "cache":
+            raise ValueError(
+                "quantizer.offset: it goes with positions 'original': keys that are turned anew "
+                "with their slot have no fixed vector in common"
+            )
         grouped = self.quantizes and self.quantizer.along == "tokens"
         if grouped:
             self._groups_stay_whole()
@@ -171,6 +177,11 @@ class Policy(Frozen):
     def quantizes(self) -> bool:
         """Whether any tier is below 16 bits."""
         return not all(t.native for tiers in self.every_tiers for t in tiers)
+
+    @property
+    def offset(self) -> Offset | None:
+        """What keys are stored without, if any tier is below 16 bits."""
+        return self.quantizer.offset if self.quantizes else None
 
     @property
     def compacts(self) -> bool:

@@ -112,6 +112,9 @@ def _precision(policy: Policy) -> str:
         words.append(f"values in blocks of {q.value_block}")
     if q.scaled:
         words.append(f"group {q.group}" if q.group else "one group a head")
+    if policy.offset is not None:
+        scaled = " and scaled" if policy.offset.scales else ""
+        words.append(f"keys without their offset{scaled}")
     words.append("along tokens for keys" if q.along == "tokens" else "")
     words.append("with 16-bit sinks" if policy.fp16_sinks else "")
     words.append("with a 16-bit recent window" if policy.fp16_recent else "")

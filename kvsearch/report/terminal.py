@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from kvsearch.evaluation.key_offsets import KeyMeans
 from kvsearch.policy import HeadLosses
 from kvsearch.records import REPORT, Interval, Row, Throughput, plain
 from kvsearch.report.describe import describe
@@ -334,6 +335,18 @@ def head_lines(losses: HeadLosses, where: str) -> str:
     flat = sorted((x for row in rows for x in row), reverse=True)
     top = sum(flat[: max(1, len(flat) // 10)]) / sum(flat)
     lines.append(f"a tenth of the heads has {100 * top:.0f} % of the loss")
+    return "\n".join(lines)
+
+
+def key_lines(keys: KeyMeans) -> str:
+    """What the keys of every layer have in common."""
+    lines = [
+        "share of the keys' energy that a head's mean key holds",
+        f"{'layer':<7}{'as they are':>12}{'before they are turned':>24}",
+    ]
+    lines += [f"{i:<7}{a:>12.2f}{b:>24.2f}" for i, (a, b) in enumerate(keys.shares)]
+    verdict = "subtract it (quantizer.offset)" if keys.large else "low bits stand it"
+    lines.append(f"largest {max(a for a, _ in keys.shares):.2f}: {verdict}")
     return "\n".join(lines)
 
 

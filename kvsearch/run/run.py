@@ -41,7 +41,7 @@ from kvsearch.run.target_space import aim, starts, stepped
 from kvsearch.run.unfinished import so_far
 from kvsearch.session import channel_importance as importance
 from kvsearch.session import head_losses as heads
-from kvsearch.session import inputs, workloads
+from kvsearch.session import inputs, key_offsets, workloads
 from kvsearch.session.learned import with_learned
 from kvsearch.session.policies import values_of
 from kvsearch.session.progress import Shown
@@ -105,6 +105,7 @@ class Run:
             exclude = tuple(dict.fromkeys((*options.exclude_method, *missing)))
             self.options = options = replace(options, exclude_method=exclude)
             check_space(options.sampler, self.space)
+        self.space = key_offsets.possible(self.space, self.loaded)
         self.portfolio = inside(known, self.space)
         if options.target is not None:
             self.portfolio += starts(options.target, self.space, self.setting)
@@ -152,7 +153,7 @@ class Run:
             times = o.bench and self.workers > 1 and self.loaded.device == "cpu"
             compiled = aside.enter_context(compiling(times))
             ratio = self._speed()  # before evaluators open, which share the device with the driver
-            self.setting = self._with_heads()
+            self.setting = self._with_offset(self._with_heads())
             trials = self._search(executor, ratio)
             extra = {f"extra{i}": (t.name, t.token_sha256) for i, t in enumerate(self.text.extra)}
             measured = FinalEvaluation(
@@ -211,6 +212,15 @@ class Run:
             found = heads.found(self.loaded, self.shown, o)
             write_atomic(file, head_losses.document(self.loaded, found))
         return replace(self.setting, heads=head_losses.read(file, self.loaded)[0])
+
+    def _with_offset(self, setting: Setting) -> Setting:
+        """Measures what keys have in common; where that is large, starting points go without it."""
+        if not key_offsets.needs_offset(values_of(self.space)):
+            return setting
+        means = key_offsets.found(self.loaded, self.shown)
+        if means.large:
+            self.portfolio = key_offsets.without_offset(self.portfolio, self.space)
+        return replace(setting, offset=means.offset(self.loaded.model, setting.tokens))
 
     def _with_importance(self) -> Setting:
         wanted = needs(values_of(self.space))

@@ -14,7 +14,7 @@ from kvsearch.evaluation.quality import Evaluator
 from kvsearch.knobs import Setting, needs_heads
 from kvsearch.models.load import LoadedModel
 from kvsearch.policy import Policy
-from kvsearch.session import channel_importance, head_losses, inputs
+from kvsearch.session import channel_importance, head_losses, inputs, key_offsets
 from kvsearch.session.learned import learns, with_learned
 from kvsearch.session.policies import check_names, listed, resolve, resolve_some, values_of
 from kvsearch.session.progress import Shown
@@ -140,6 +140,9 @@ class Session(Generic[C]):
         if names or config.heads is not None:
             found = head_losses.found(self.loaded, self.shown, config, of=", ".join(names))
             setting = replace(setting, heads=found)
+        if any(key_offsets.needs_offset(values_of(p)) for p in self.asked):
+            means = key_offsets.found(self.loaded, self.shown)
+            setting = replace(setting, offset=means.offset(self.loaded.model, setting.tokens))
         if text is not None:
             setting = channel_importance.with_importance(
                 setting, self.asked, Evaluator(self.loaded), text,

@@ -70,7 +70,8 @@ def _attend(group: HeadGroup, call: Call, due: int | None) -> Tensor:
     out, found = _attend_dense(group, call, due)
     if group.scorer is not None:
         if "queries" in group.needs:
-            queries = call.q if group.reindex else group.unturned(call.seen, call.q)[0]
+            queries = group.unscaled(call.q)
+            queries = queries if group.reindex else group.unturned(call.seen, queries)[0]
             found = replace(found, queries=queries)
         group.scorer.observe(replace(found, predicted=call.predicted))
     return out

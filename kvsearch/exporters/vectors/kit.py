@@ -36,6 +36,7 @@ def kit(policy: Policy, prompt: int = 0) -> dict[str, bytes]:
         ("anchors", policy.anchors),
         ("channels", policy.channels.active),
         ("weights of the rule", learned),
+        ("offsets of keys", policy.offset is not None),
     ):
         if there:
             raise PolicyError(

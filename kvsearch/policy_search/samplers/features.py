@@ -23,6 +23,7 @@ from kvsearch_kernels.codebooks import CODEBOOKS
 BY_KNOB: dict[str, tuple[str, ...]] = {
     "fp16 recent": ("fp16_recent",),
     "along tokens": ("along",),
+    "offset": ("offset",),
     "value block": ("value_block",),
     "value levels": ("value_levels",),
     "contiguous": ("ladder.order",),
@@ -160,6 +161,7 @@ def _stored(p: Policy, head_dim: int) -> dict[str, float]:
         "fp16 recent": p.fp16_recent > 0,
         "along tokens": quantizes and q.along == "tokens",
         "rotate": quantizes and q.rotate,
+        "offset": 0 if p.offset is None else p.offset.vectors / 2,
         "value levels": values / len(CODEBOOKS)
         if quantizes and q.value_levels not in (None, q.levels)
         else 0,
