@@ -45,6 +45,9 @@ _DESIGNED: dict[str, Value] = dict(
     rule="xmu", interval=16, tiers="k4v4", sinks=4, rotate=True, levels="lloyd", fp16_sinks=True
 )
 
+_KVZIP: dict[str, Value] = dict(rule="kvzip", sinks=4, budgets="global", trigger="prompt")
+_KVZIP_LOW: dict[str, Value] = dict(_KVZIP, tiers="k5v4", rotate=True, levels="lloyd", group="head")
+
 _KVPRUNER: list[tuple[str, str, dict[str, Value], str]] = [
     ("01", "01", {}, "whole layers with the least rise in perplexity"),
     ("l1", "eq1", {"channels.score": "l1"}, "fewer in sensitive layers, by L1"),
@@ -257,6 +260,12 @@ METHODS: dict[str, Method] = {
         "AnLLM: new tokens between sentences stand for those, untrained (arXiv:2402.07616)",
         baseline=False,
     ),
+    "attention-matching": Method(
+        dict(_KVZIP, refit="values"),
+        "single",
+        "slots of the most attention, values fitted to the prompt, no biases (arXiv:2602.16284)",
+        baseline=False,
+    ),
     "window+int4": Method(dict(_BY_HAND, sinks=4), "combined", "sinks + window in 4 bits"),
     "h2o+int4": Method(
         dict(_BY_HAND, rule="h2o", recent_window=64), "combined", "H2O in 4 bits, textbook settings"
@@ -275,18 +284,12 @@ METHODS: dict[str, Method] = {
         "H2O in 4 bits, tuned by hand: short interval, small groups",
     ),
     "kvzip+k5v4": Method(
-        dict(
-            rule="kvzip",
-            sinks=4,
-            budgets="global",
-            trigger="prompt",
-            tiers="k5v4",
-            rotate=True,
-            levels="lloyd",
-            group="head",
-        ),
+        _KVZIP_LOW, "combined", "KVzip with rotated 5-bit keys and 4-bit values", baseline=False
+    ),
+    "kvzip+k5v4+refit": Method(
+        dict(_KVZIP_LOW, refit="values"),
         "combined",
-        "KVzip with rotated 5-bit keys and 4-bit values",
+        "KVzip with rotated 5-bit keys and 4-bit values, these fitted to the prompt",
         baseline=False,
     ),
     "rotated+sensitivity": Method(

@@ -254,6 +254,30 @@ EXTRA |= {
 }  # fmt: skip
 
 
+FITTED: dict[str, Any] = dict(trigger="prompt", rule=Reread(), refit="values")
+EXTRA |= {
+    "fitted values in three tiers": Policy(
+        **FITTED, slots=50, recent_window=3, sinks=2,
+        tiers=(Tier(share=0.2), Tier(share=0.4, key_bits=8, value_bits=4),
+               Tier(share=0.4, key_bits=3, value_bits=2)),
+        quantizer=Quantizer(group=16, rotate=True, levels="lloyd", fp16_sinks=True),
+    ),
+    "fitted values in uneven heads, a second reading in chunks": Policy(
+        **(FITTED | {"rule": Reread(chunk=40)}), **HEADS, tiers=(Tier(key_bits=3, value_bits=5),),
+        head_tiers=BY_LAYER, quantizer=Quantizer(group=8, rotate=True, offset=OFFSET),
+    ),
+    "fitted values by one threshold": Policy(
+        **FITTED, slots=40, sinks=2, tiers=K4, quantizer=Quantizer(group=8),
+        budgets=Budgets(kind="adakv", floor=0, across="model"),
+    ),
+    "fitted values in a ladder, of some channels": Policy(
+        **FITTED, slots=44, sinks=2, recent_window=8, ladder=Ladder(span=0.5), tiers=K4,
+        quantizer=Quantizer(group=4),
+        channels=Channels(qk=("all", "0f 3c", "none", "all"), vo=("all", "all", "none", "all")),
+    ),
+}  # fmt: skip
+
+
 def of_rule(name: str, rule: Callable[..., Rule]) -> dict[str, Policy]:
     """Policies that a rule is proven by."""
     when: dict[str, Any] = {"trigger": "prompt"} if "rereading" in rule().needs else {}

@@ -122,7 +122,16 @@ def policy(draw: random.Random, shape: ModelShape) -> Policy:
             check(made, shape)
         except (PolicyError, ValueError):
             continue
-        return with_offset(made, shape)
+        return with_refit(with_offset(made, shape))
+
+
+def with_refit(policy: Policy) -> Policy:
+    """The policy, or every other one that can have it with fitted values; nothing is drawn."""
+    if not (policy.rereads and policy.evicts) or policy.positions == "cache":
+        return policy
+    return policy.model_copy(
+        update={"refit": "none" if int(policy.fingerprint(), 16) % 2 else "values"}
+    )
 
 
 def with_offset(policy: Policy, shape: ModelShape) -> Policy:

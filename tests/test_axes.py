@@ -197,10 +197,10 @@ def test_a_rules_axes_are_knobs_and_features(name: str) -> None:
 
 
 def test_the_unified_space_has_every_knob_but_a_few() -> None:
-    few = {"evict", "trigger", "rule.instruction", "rule.chunk"}
+    few = {"evict", "trigger", "refit", "rule.instruction", "rule.chunk"}
     assert set(KNOBS) - set(UNIFIED.axes) == few
     assert set(CLASSES) - set(UNIFIED.axes["rule"].choice or ()) == {*PROMPTED}
-    lacks = {"read again", "instructed", "read at once", "across layers"}
+    lacks = {"read again", "instructed", "read at once", "across layers", "refit"}
     assert set(every_name()) - set(names_for(UNIFIED)) == lacks
 
 

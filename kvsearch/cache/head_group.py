@@ -41,6 +41,7 @@ class HeadGroup:
             an active rule.
         sequences: what the slots hold, where there are anchors; None before the first token.
         cursor: first slot that the ladder's present pass has not thinned.
+        unfitted: heads, over all sequences, whose values could not be fitted.
         peak: most bytes per sequence that were held in real formats when `note_peak` was called.
         impls: op -> the implementation of it that ran; the layer's.
     """
@@ -63,7 +64,7 @@ class HeadGroup:
         self.store = self._new_store()
         self.scorer: Scorer | None = None
         self.sequences: Sequences | None = None
-        self.cursor = self.peak = 0
+        self.cursor = self.peak = self.unfitted = 0
 
     def _new_store(self) -> Store:
         return self._kind(self.layout, self.native, self.impls)

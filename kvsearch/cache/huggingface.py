@@ -294,6 +294,11 @@ class PolicyCache(Cache):
         return [group for layer in self.held for group in layer.groups]
 
     @property
+    def unfitted(self) -> int:
+        """Heads, over layers and sequences, that kept their values where `refit` was asked for."""
+        return sum(group.unfitted for group in self.groups)
+
+    @property
     def bytes_resident(self) -> int:
         """Bytes per sequence that the policy's layers hold now, summed over real tensors."""
         return sum(layer.nbytes for layer in self.held)

@@ -13,6 +13,7 @@ from kvsearch.cache.head_group import HeadGroup
 from kvsearch.cache.model.anchors import Stream
 from kvsearch.cache.model.projections import Output, Predictor
 from kvsearch.cache.model.rotary import Rotary
+from kvsearch.cache.refit import References
 from kvsearch.policy import LayerLayout, ModelShape, Policy, layout
 from kvsearch.policy.schedule import Clock
 from kvsearch.policy.sequences import Sequences
@@ -46,6 +47,7 @@ class Layer:
         rereads: whether the compaction after a prompt waits for the end of the model's call: what
             `rereading` does then.
         reading: slots whose turn it is in that reading; None outside of it.
+        references: whom values are fitted to, from the second reading to the compaction.
         predicted: scores `[B, H, M]` fp32 that `predictor` gives the tokens of the next call.
         step: where its next token goes, see `decoding`.
         tables: what `decode_step` keeps of it on the device, from one step to the next.
@@ -84,6 +86,7 @@ class Layer:
         self.seen = self.prompt = 0
         self.rereads = self.policy.rereads or self.policy.budgets.across == "model"
         self.reading: range | None = None
+        self.references: list[References] = []
         self.predicted: Tensor | None = None
         self.step: Any = None
         self.tables: dict[str, Any] = {}

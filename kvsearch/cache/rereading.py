@@ -19,6 +19,7 @@ from kvsearch.cache.by_segment import compaction
 from kvsearch.cache.call import Call
 from kvsearch.cache.head_group import HeadGroup
 from kvsearch.cache.layer import Layer
+from kvsearch.cache.refit import References
 from kvsearch.errors import PolicyError
 from kvsearch.models.load import max_context
 from kvsearch.models.shape import body
@@ -137,6 +138,8 @@ def attend(layer: Layer, call: Call) -> Tensor:
     """
     chunk = layer.reading
     assert chunk is not None
+    if layer.policy.refits:
+        layer.references.append(References.of(call, layer.prompt))
 
     def attended(group: HeadGroup, mine: Call) -> Tensor:
         keys, values = group.read()

@@ -143,7 +143,8 @@ def answers(
         bytes_prompt=replay.bytes_prompt,
         bytes_end=replay.bytes_end,
         seconds=time.perf_counter() - start,
-        impls=replay.impls,
+        impls=replay.impls
+        | ({"refit": f"not in {replay.unfitted} heads"} if replay.unfitted else {}),
         kl=None if full is None else np.array(kl),
         log=tuple(log),
         read=tuple(replay.read),
@@ -270,6 +271,7 @@ class _Replay:
     Attributes:
         bytes_prompt, bytes_end: the most that a cache held after a prompt, and after an answer, of
             the items for which `weighs` was set.
+        unfitted: heads that kept their values where `refit` was asked for, over prompts.
         read: NLL of the tokens of every context `[T - 1]`, if `reads`.
         impls: which implementation of each op ran.
     """
@@ -281,7 +283,7 @@ class _Replay:
         self._aware, self._options = aware, options
         self.weighs = self.reads = False
         self.read = list[NDArray[np.float32]]()
-        self.bytes_prompt = self.bytes_end = 0
+        self.bytes_prompt = self.bytes_end = self.unfitted = 0
         self.impls: dict[str, str] = {}
 
     def of(self, item: Item) -> Iterator[tuple[_Row, Tensor]]:
@@ -346,6 +348,7 @@ class _Replay:
     def _prompt(self, ids: NDArray[np.int64]) -> _Node:
         cache = deployed(self._loaded, self._policy, packed=False, **self._options)
         hidden, node = self._run(cache, ids)
+        self.unfitted += cache.unfitted
         if self.reads:
             own = torch.from_numpy(ids)[None].to(self._loaded.device)
             self.read.append(self._head.nll(hidden, own)[0].cpu().numpy())

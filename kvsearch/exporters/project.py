@@ -36,6 +36,7 @@ def project(policy: Policy, target: Target, shape: ModelShape | None = None) -> 
         lacks = () if target.sees(policy.active_rule) else ("rule",)
         return _at_defaults(policy, (*target.without, *lacks), shape)
     fields: dict[str, Any] = dict(policy, anchors=None, channels=Channels(), ladder=None)
+    fields["refit"] = "none"
     stored, quantises = _stored(policy, target.executes, shape)
     how = target.executes.eviction
     if not policy.evicts or how is None:

@@ -123,6 +123,7 @@ def policy_of(get: Get, setting: Setting, slots: int | None, name: str | None) -
             fp16_recent=get["fp16_recent"],
             offset=_offset(get, setting, tiers),
         ),
+        refit=get["refit"] if slots is not None else "none",
         anchors=anchors_of(get),
         channels=channels,
         positions=get["positions"],

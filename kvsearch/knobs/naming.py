@@ -9,7 +9,10 @@ from collections.abc import Collection, Iterator, Mapping
 from kvsearch.knobs.vocabulary import KNOBS, Value
 
 Knobs = Mapping[str, Value]
-_SAID = ("evict", "rule", "ladder", "anchors", "channels", "tiers", "budgets", "exponent", "beta")
+_SAID = (
+    "evict", "rule", "ladder", "anchors", "channels", "tiers", "budgets", "exponent", "beta",
+    "refit",
+)  # fmt: skip
 _WORDS = {  # how the other knobs are said, those first that differ most
     "recent_window": "recent{}",
     "budget_fraction": "x{}",
@@ -57,6 +60,8 @@ def _parts(knobs: Knobs) -> Iterator[str]:
     if budgets := said("budgets"):
         knob = {"heads": "exponent", "sensitivity": "exponent", "pyramid": "beta"}.get(str(budgets))
         yield f"{budgets}{_value(knobs.get(knob, KNOBS[knob].default)) if knob else ''}"
+    if said("refit"):
+        yield "refit"
 
 
 def _further(knobs: Knobs) -> Iterator[str]:

@@ -61,6 +61,8 @@ class Policy(Frozen):
         tiers: precisions, best first; shares add up to 1.
         head_tiers: layers or KV heads with other tiers than these; None if there are none.
         quantizer: how tiers below 16 bits store a token.
+        refit: `values` fits the values of the slots that a prompt leaves to what the whole prompt
+            would answer (Attention Matching, arXiv:2602.16284); needs rule `reread`.
         anchors: tokens that stand for the sequence that they end, see `Anchors`.
         channels: what every token keeps of its keys and values, see `Channels`.
         positions: `original` keeps each key's rotary angle; `cache` re-indexes keys by slot, so a
@@ -82,6 +84,7 @@ class Policy(Frozen):
     tiers: tuple[Tier, ...] = (Tier(),)
     head_tiers: HeadTiers | None = None
     quantizer: Quantizer = Quantizer()
+    refit: Literal["none", "values"] = "none"
     anchors: Anchors | None = None
     channels: Channels = Channels()
     positions: Literal["original", "cache"] = "original"
@@ -104,6 +107,8 @@ class Policy(Frozen):
                 "quantizer.offset: it goes with positions 'original': keys that are turned anew "
                 "with their slot have no fixed vector in common"
             )
+        if self.refits:
+            self._prompt_is_refitted()
         grouped = self.quantizes and self.quantizer.along == "tokens"
         if grouped:
             self._groups_stay_whole()
@@ -133,6 +138,20 @@ class Policy(Frozen):
         for name, tokens in parts.items():
             if tokens % group:
                 raise ValueError(f"{where}: {name} {tokens} is no multiple of {group}")
+
+    def _prompt_is_refitted(self) -> None:
+        """Values are fitted once, for queries that ask as later ones will, as they are turned."""
+        where = f"refit {self.refit!r}"
+        if not (self.rereads and self.evicts):
+            raise ValueError(
+                f"{where} needs trigger 'prompt', slots, and rule 'reread', by whose second "
+                "reading the prompt is asked as it will be later"
+            )
+        if self.positions != "original":
+            raise ValueError(
+                f"{where} needs positions 'original': keys that are turned anew with their slot "
+                "answer otherwise than the prompt's"
+            )
 
     def _heads_can_share(self) -> None:
         """AdaKV compares ranks between heads, and its bytes follow from the slots alone."""
@@ -223,6 +242,11 @@ class Policy(Frozen):
         return self.active_rule is not None and "rereading" in self.active_rule.needs
 
     @property
+    def refits(self) -> bool:
+        """Whether values are fitted after a prompt."""
+        return self.refit != "none"
+
+    @property
     def scored(self) -> bool:
         """Whether slots are ranked by a rule while running."""
         return self.active_rule is not None
@@ -285,6 +309,8 @@ class Policy(Frozen):
         if not self.compacts:
             d["interval"], d["trigger"] = 1, "stream"
             d["sinks"] = self.sinks if self.drops else 0
+        if self.refits:
+            d["refit"] = self.refit
         if self.anchors is not None:
             d["anchors"] = self.anchors.canonical()
         if self.channels.active:

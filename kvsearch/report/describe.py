@@ -50,6 +50,8 @@ def describe(policy: Policy) -> str:
         parts.append(_channels(policy))
     if policy.compacts and policy.trigger == "prompt":
         parts.append("once after the prompt" + ", which is read twice" * policy.rereads)
+        if policy.refits:
+            parts.append("values fitted to all of it")
     elif policy.compacts:
         step = "token" if policy.interval == 1 else f"{policy.interval} tokens"
         parts.append(f"every {step}{_TRIGGER[policy.trigger]}")

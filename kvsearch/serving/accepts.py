@@ -3,7 +3,7 @@
 from kvsearch.errors import PolicyError
 from kvsearch.policy import Policy
 
-LACKS = ("trigger", "anchors")  # fields that are at their defaults in what a server runs
+LACKS = ("trigger", "anchors", "refit")  # fields that are at their defaults in what a server runs
 # that a rule may need, and attention layers of a server do not see
 UNREAD = ("outputs", "hidden", "rereading")
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from kvsearch.cache.by_segment import adakv
 from kvsearch.cache.head_group import HeadGroup
 from kvsearch.cache.layer import Layer
+from kvsearch.cache.refit import Whole, refit
 from kvsearch.cache.slots.packed import Move, PackedStore, Store, compact_together
 from kvsearch.policy import LayerLayout
 from kvsearch.policy.schedule import Evictions, pools_by_age
@@ -58,7 +59,11 @@ def compact(layers: Sequence[Layer], seen: int, groups: Sequence[HeadGroup] | No
     for layer in layers:
         mine = layer.groups if groups is None else groups
         decisions = [decide(group, seen, *shares.get(group, (None, None))) for group in mine]
-        for group, (keep, choice) in zip(mine, carry_out(decisions), strict=True):
+        before = Whole.of(layer) if layer.policy.refits else None
+        stayed = carry_out(decisions)
+        if before is not None:
+            refit(layer, before)
+        for group, (keep, choice) in zip(mine, stayed, strict=True):
             if group.scorer is None:
                 continue
             if choice is not None and choice.sums is not None and group.scorer.running is not None:

@@ -12,7 +12,7 @@ from kvsearch.policy import LayerLayout
 from kvsearch.rules.pick import pick
 from kvsearch_kernels.choose_slots import Choice
 from kvsearch_kernels.packed_attention import Part
-from kvsearch_kernels.picking import first_slots, gather
+from kvsearch_kernels.picking import first_of, first_slots, gather
 from kvsearch_kernels.repack_kv import NewPool, repack_kv
 
 LEAST = 32  # slots by which a pool grows that nothing bounds
@@ -223,6 +223,19 @@ class PackedStore:
     def compact(self, keep: Tensor | None, pools: Tensor) -> None:
         """Drop all slots but `keep` and move every slot into its pool, see `DenseStore.compact`."""
         compact_together([Move(self, keep, pools)])
+
+    def revalue(self, v: Tensor) -> None:
+        """Let compacted slots have values `[B, H, N, Dv]`, see `DenseStore.revalue`."""
+        pools = self.slot_pools()
+        for i, (count, (_, codec)) in enumerate(zip(self.counts(self.n), self.codecs, strict=True)):
+            if not count:
+                continue
+            new = codec.encode(gather(v, first_of(pools == i, count)), self.ran)
+            if i == self.residual_pool:
+                self._room()[1][:, :, : self.used] = new[0]
+            else:
+                self._pools[1][i] = new
+        self.version += 1
 
     def _asked(self, move: "Move") -> list[NewPool | None]:
         """Pools as a compaction is to make them, None of those that are to be empty."""

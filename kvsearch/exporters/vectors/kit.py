@@ -37,6 +37,7 @@ def kit(policy: Policy, prompt: int = 0) -> dict[str, bytes]:
         ("channels", policy.channels.active),
         ("weights of the rule", learned),
         ("offsets of keys", policy.offset is not None),
+        ("fitted values", policy.refits),
     ):
         if there:
             raise PolicyError(

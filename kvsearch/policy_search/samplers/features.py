@@ -24,6 +24,7 @@ BY_KNOB: dict[str, tuple[str, ...]] = {
     "fp16 recent": ("fp16_recent",),
     "along tokens": ("along",),
     "offset": ("offset",),
+    "refit": ("refit",),
     "value block": ("value_block",),
     "value levels": ("value_levels",),
     "contiguous": ("ladder.order",),
@@ -128,6 +129,7 @@ def _slots(p: Policy, fp16_slots: float, tokens: int) -> dict[str, float]:
         "interval": log2(p.interval) / 6,
         "interval share": 2 * p.interval / slots,  # the part that is never compressed or chosen
         "positions": p.positions == "cache",
+        "refit": p.refits,
         "prompt": {"stream": 0, "generation": 0.25, "prompt+stream": 0.5, "prompt": 1}[p.trigger],
     }
 

@@ -1,0 +1,144 @@
+"""Values of the slots that a prompt leaves, fitted to what the whole prompt would answer.
+
+Attention Matching (arXiv:2602.16284) without its biases. Reference queries ask the keys and values
+of the whole prompt, and ridge least squares finds the values with which the slots that stay, by
+their keys as they are read back, answer alike: eviction and the rounding of keys are repaired at
+once. The ridge draws towards the values that the slots had, and so decides where queries are alike.
+
+References are the queries of the second reading. Like the queries that follow the prompt they see
+every slot of it, and beside these the tokens that come with them, up to their own: what those are
+given of the attention is no slot's.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from kvsearch.cache.call import Call
+
+if TYPE_CHECKING:
+    from kvsearch.cache.layer import Layer
+
+MOST = 1024  # positions of a prompt whose queries are references
+RIDGE = 1e-3  # of what slots are given on average, squared and summed over references
+ROWS = 512  # references of one attention map
+
+
+@dataclass(frozen=True)
+class References:
+    """Evenly spaced queries of tokens that read a prompt again.
+
+    Attributes:
+        call: these queries `[B, Hq, R, D]`, and the keys and values of all of the tokens
+            `[B, H, M, D]`.
+        step: tokens from one query to the next.
+    """
+
+    call: Call
+    step: int
+
+    @classmethod
+    def of(cls, call: Call, prompt: int) -> "References":
+        """Of a call that reads some of a prompt of so many tokens again."""
+        step = -(-prompt // MOST)
+        return cls(replace(call, q=call.q[:, :, ::step].clone(), predicted=None), step)
+
+    def rows(self, kind: torch.dtype) -> Iterator[tuple[Tensor, Tensor]]:
+        """Scaled queries `[B, H, R', D]`, some at a time, and their logits on the call's own keys
+        `[B, H, R', M]`."""
+        call, H = self.call, self.call.k.shape[1]
+        q, k = call.q.to(kind).unflatten(1, (H, -1)) * call.scale, call.k.to(kind)
+        at = torch.arange(0, self.step * q.shape[3], self.step, device=q.device)
+        own = torch.arange(k.shape[2], device=q.device)
+        many = max(1, ROWS // q.shape[2])
+        for some, now in zip(q.split(many, 3), at.split(many), strict=True):
+            rows, late = some.flatten(2, 3), own > now.repeat(q.shape[2])[:, None]
+            yield rows, self.logits(rows, k).masked_fill_(late, float("-inf"))
+
+    def logits(self, rows: Tensor, k: Tensor) -> Tensor:
+        """Logits `[B, H, R', N]` of scaled queries on keys `[B, H, N, D]`."""
+        s, softcap = rows @ k.transpose(-1, -2), self.call.softcap
+        return s if softcap is None else softcap * torch.tanh(s / softcap)
+
+
+@dataclass(frozen=True)
+class Whole:
+    """What a layer holds of a prompt before its compaction, and who asks for it.
+
+    Attributes:
+        keys: of all slots `[B, H, N, D]`.
+        values: `[B, H, N, Dv]`.
+        references: who asks.
+    """
+
+    keys: Tensor
+    values: Tensor
+    references: Sequence[References]
+
+    @classmethod
+    def of(cls, layer: "Layer") -> "Whole":
+        """Of a layer, which forgets its references."""
+        asked, layer.references = layer.references, []
+        keys, values = zip(*(group.read() for group in layer.groups), strict=True)
+        return cls(torch.cat(keys, 1).clone(), torch.cat(values, 1).clone(), asked)
+
+
+def refit(layer: "Layer", whole: Whole) -> None:
+    """Fit the values of a layer whose slots were just compacted, in heads that lost some.
+
+    Heads that differ in slots are solved together, with as many as the largest has. Values that are
+    not finite in 16 bits are left as they were, and `HeadGroup.unfitted` counts those heads.
+    """
+    sizes = [group.store.n for group in layer.groups]
+    if min(sizes) == whole.keys.shape[2]:
+        return
+    most, device = max(sizes), whole.keys.device
+    sides = zip(*(group.read() for group in layer.groups), strict=True)
+    keys, values = (torch.cat([pad(x, (0, 0, 0, most - x.shape[2])) for x in y], 1) for y in sides)
+    held = [n for group, n in zip(layer.groups, sizes, strict=True) for _ in group.heads]
+    there = torch.arange(most, device=device) < torch.tensor(held, device=device)[:, None]
+    found = fitted(whole, keys, values, there)
+    for group, n in zip(layer.groups, sizes, strict=True):
+        if n == whole.keys.shape[2]:
+            continue
+        mine = slice(group.heads.start, group.heads.stop)
+        new, old = found[:, mine, :n], values[:, mine, :n]
+        good = (new.abs() <= torch.finfo(group.native).max).all(-1).all(-1)  # NaN is in no order
+        group.unfitted += int((~good).sum())
+        group.store.revalue(torch.where(good[..., None, None], new.to(old.dtype), old))
+
+
+def fitted(whole: Whole, keys: Tensor, values: Tensor, there: Tensor) -> Tensor:
+    """Values with which outputs are nearest to those on the whole prompt: ridge least squares.
+
+    Args:
+        whole: what is asked, and what answers.
+        keys: of the slots that stay `[B, H, N, D]`.
+        values: those that they had `[B, H, N, Dv]`; the ridge draws towards these.
+        there: which of them are slots `[H, N]`.
+
+    Returns:
+        `[B, H, N, Dv]` in fp32 (fp64 of fp64); NaN in heads whose system could not be solved.
+    """
+    kind = torch.promote_types(keys.dtype, torch.float32)
+    all_k, all_v, keys, values = (x.to(kind) for x in (whole.keys, whole.values, keys, values))
+    B, H, N = keys.shape[:3]
+    gram, lacks = keys.new_zeros(B, H, N, N), torch.zeros_like(values)
+    for asked in whole.references:
+        beside = asked.call.v.to(kind)
+        every = torch.cat([all_v, beside], 2)
+        for rows, near in asked.rows(kind):
+            want = torch.cat([asked.logits(rows, all_k), near], -1).softmax(-1) @ every
+            own = asked.logits(rows, keys).masked_fill_(~there[:, None], float("-inf"))
+            share, rest = torch.cat([own, near], -1).softmax(-1).split((N, near.shape[-1]), -1)
+            gram += share.transpose(-1, -2) @ share
+            lacks += share.transpose(-1, -2) @ (want - share @ values - rest @ beside)
+    given = gram.diagonal(dim1=-2, dim2=-1)
+    given += RIDGE * given.sum(-1, keepdim=True) / there.sum(-1, keepdim=True)
+    low, failed = torch.linalg.cholesky_ex(gram)
+    found = values + torch.cholesky_solve(lacks, low)
+    return found.masked_fill(failed[..., None, None] > 0, float("nan"))
