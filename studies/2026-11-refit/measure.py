@@ -1,0 +1,196 @@
+"""What answers lose when values are fitted, by who they are fitted to.
+
+    python studies/2026-11-refit/measure.py MODEL --name NAME --parts 16 32
+
+The cache of KVzip in rotated 5-bit keys and 4-bit values, in the package's own code: a context is
+taken in and read again once for each share of the bytes, then every way of fitting starts from a
+copy of what is kept. Appends to `records/NAME.jsonl`: a row per context, share and way.
+"""
+
+import argparse
+import json
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from kvsearch.cache import refit
+from kvsearch.cache.by_segment import compaction, segments
+from kvsearch.cache.call import Call
+from kvsearch.cache.layer import Layer
+from kvsearch.cache.refit import References, Whole
+from kvsearch.evaluation import key_offsets
+from kvsearch.evaluation.answers import _Replay, _row
+from kvsearch.evaluation.quality import Evaluator
+from kvsearch.knobs import Setting, build
+from kvsearch.models import load_model
+from kvsearch.named_methods import METHODS
+from kvsearch.policy import Policy
+from kvsearch.session.progress import Shown
+from kvsearch.session.workloads import from_tasks
+from kvsearch.text import tokenize
+from kvsearch.text.sources import builtin
+from kvsearch.workloads import parse
+
+HERE = Path(__file__).parent
+FIRST, RIDGE = refit.fitted, refit.RIDGE
+
+
+class Noted:
+    """What each layer's compaction meets, in place of fitting."""
+
+    def __init__(self) -> None:
+        self.own: list[References] = []
+        self.whole: list[Whole] = []
+        self.keep: list[list[Tensor | None]] = []
+        run, carry_out = segments.run, compaction.carry_out
+
+        def noted_run(layer: Layer, call: Call) -> Tensor:
+            if not call.seen:
+                self.own.append(References.of(call, call.end))
+            return run(layer, call)
+
+        def noted_carry_out(decisions: Any) -> Any:
+            found = carry_out(decisions)
+            self.keep.append([keep for keep, _ in found])
+            return found
+
+        segments.run, compaction.carry_out = noted_run, noted_carry_out
+        compaction.refit = lambda _, whole: self.whole.append(whole)
+
+    def forget(self) -> None:
+        """Before another prompt."""
+        for each in (self.own, self.whole, self.keep):
+            each.clear()
+
+    def fit(self, layer: Layer, i: int, way: str) -> None:
+        """Fit layer `i`, which was compacted."""
+        whole, own = self.whole[i], self.own[i]
+        way, _, ridge = way.partition(", ridge ")
+        refit.RIDGE, refit.fitted = float(ridge or RIDGE), FIRST
+        if way == "both":
+            whole = replace(whole, references=[*whole.references, own])
+        elif way.startswith("a "):  # as in "a 3rd"
+            n = int(way[2])
+            some = [
+                References(replace(x.call, q=x.call.q[:, :, ::n]), n * x.step)
+                for x in whole.references
+            ]
+            whole = replace(whole, references=some)
+        elif way.startswith("own last"):
+            last = own.call.q[:, :, -int(way.split()[2]) :]
+            whole = replace(whole, references=[replace(own, call=replace(own.call, q=last))])
+        elif way.startswith("own"):
+            whole = replace(whole, references=[own])
+        if way.endswith("alone"):
+            some = [
+                replace(x, call=replace(x.call, k=x.call.k[:, :, :0], v=x.call.v[:, :, :0]))
+                for x in whole.references
+            ]
+            whole = replace(whole, references=some)
+        if way.startswith("own causal"):
+            refit.fitted = causal(self._places(layer, i), own.step)
+        refit.refit(layer, whole)
+
+    def _places(self, layer: Layer, i: int) -> Tensor:
+        """Token of every slot `[B, H, N]`."""
+        most, N = max(g.store.n for g in layer.groups), self.whole[i].keys.shape[2]
+        each = zip(self.keep[i], layer.groups, strict=True)
+        rows = [(torch.arange(N) if k is None else k).expand(1, len(g.heads), -1) for k, g in each]
+        return torch.cat([pad(x, (0, most - x.shape[-1]), value=1 << 40) for x in rows], 1)
+
+
+def causal(places: Tensor, step: int) -> Callable[..., Tensor]:
+    """`refit.fitted` where every `step`-th query of the prompt sees what it saw when it came."""
+
+    def fitted(whole: Whole, keys: Tensor, values: Tensor, there: Tensor) -> Tensor:
+        sides = (whole.keys, whole.values, keys, values)
+        all_k, all_v, keys, values = (x.float() for x in sides)
+        call = whole.references[0].call
+        B, H, N = keys.shape[:3]
+        gram, lacks = keys.new_zeros(B, H, N, N), torch.zeros_like(values)
+        q = call.q.float().unflatten(1, (H, -1)) * call.scale
+        at, slot = torch.arange(q.shape[3]) * step, torch.arange(all_k.shape[2])
+        for start in range(0, q.shape[3], 128):
+            rows = q[:, :, :, start : start + 128].flatten(2, 3)
+            now = at[start : start + 128].repeat(q.shape[2])[:, None]
+            full = (rows @ all_k.mT).masked_fill(slot > now, float("-inf")).softmax(-1) @ all_v
+            hidden = (places[:, :, None] > now) | ~there[:, None]
+            share = (rows @ keys.mT).masked_fill(hidden, float("-inf")).softmax(-1)
+            sees = ~share.isnan().any(-1, keepdim=True)  # some slot
+            share = share.nan_to_num(0)
+            gram += share.mT @ share
+            lacks += share.mT @ (full * sees - share @ values)
+        given = gram.diagonal(dim1=-2, dim2=-1)
+        given += RIDGE * given.sum(-1, keepdim=True) / there.sum(-1, keepdim=True)
+        return values + torch.cholesky_solve(lacks, torch.linalg.cholesky(gram))
+
+    return fitted
+
+
+@torch.inference_mode()
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("model", nargs="?")
+    parser.add_argument("--name", required=True)
+    parser.add_argument("--task", default="needle:4,asks=4")
+    parser.add_argument("--tokens", type=int, default=640)
+    parser.add_argument("--contexts", type=int, default=3)
+    parser.add_argument("--first", type=int, default=0, help="contexts that were measured already")
+    parser.add_argument("--parts", type=int, nargs="+", default=[1, 8, 16, 32])
+    parser.add_argument("--offset", default="none")
+    parser.add_argument("--ways", nargs="+", default=["evicted", "second reading"])
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    loaded = load_model(*([given.model] if given.model else []))
+    evaluator, noted, shape = Evaluator(loaded), Noted(), loaded.shape
+    spec = parse(f"{given.task},tokens={given.tokens}")
+    text = tokenize(loaded.tokenizer, builtin())
+    items = from_tasks(loaded, [spec], text, "agnostic", given.contexts, 0)[0].items
+    offset = None
+    if given.offset != "none":
+        means, _ = key_offsets.of_model(evaluator, Shown(quiet=True).step)
+        offset = means.offset(loaded.model, given.tokens)
+    knobs = {**METHODS["kvzip+k5v4+refit"].knobs, "offset": given.offset}
+    for number, item in enumerate(items):
+        for part in given.parts if number >= given.first else ():
+            policy = Policy()
+            if part > 1:
+                held = int(shape.budget_bytes(given.tokens) / part)
+                setting = Setting(shape, held, given.tokens, given.tokens, offset=offset)
+                policy = build(knobs, setting, name=f"1/{part}")
+            noted.forget()
+            start = time.perf_counter()
+            node = _Replay(evaluator, policy, False, {})._prompt(item.context)
+            prompt = time.perf_counter() - start
+            for way in given.ways if part > 1 else ("full",):
+                cache, start = node.cache.fork(), time.perf_counter()
+                for i, layer in enumerate(cache.held if way not in ("full", "evicted") else ()):
+                    noted.fit(layer, i, way)
+                row: dict[str, Any] = {
+                    "model": given.name, "task": given.task, "tokens": given.tokens,
+                    "context": number, "part": part, "way": way, "slots": policy.slots,
+                    "fit": round(time.perf_counter() - start, 2), "prompt": round(prompt, 2),
+                    "unfitted": cache.unfitted, "nll": [], "exact": [],
+                }  # fmt: skip
+                for ask in item.asks:
+                    fed = np.concatenate([ask.question, ask.answer[:-1]])
+                    more = evaluator.head.hidden(torch.from_numpy(fed)[None], cache.fork())
+                    hidden = torch.cat([node.last, more], 1)[:, -ask.answer.size :]
+                    log = evaluator.head.logits(hidden)[0].log_softmax(-1)
+                    nll, _, exact, _ = _row(log, ask.answer)
+                    row["nll"].append(round(nll, 6))
+                    row["exact"].append(int(exact))
+                with (HERE / "records" / f"{given.name}.jsonl").open("a") as out:
+                    out.write(json.dumps(row) + "\n")
+                print(number, part, way, np.mean(row["nll"]), sum(row["exact"]), flush=True)
+
+
+if __name__ == "__main__":
+    main()
