@@ -11,9 +11,11 @@ import torch
 from torch import Tensor
 
 from kvsearch.cache import PolicyCache
+from kvsearch.cache import references as references_module
 from kvsearch.cache import refit as module
 from kvsearch.cache.call import Call
-from kvsearch.cache.refit import RIDGE, References, Whole, fitted
+from kvsearch.cache.references import References
+from kvsearch.cache.refit import RIDGE, Whole, fitted
 from kvsearch.errors import PolicyError
 from kvsearch.exporters import find
 from kvsearch.exporters.fields import verdicts
@@ -57,7 +59,7 @@ def test_values_are_the_least_squares_ones(
 
     References see beside the slots the tokens that come with them, up to their own.
     """
-    monkeypatch.setattr(module, "ROWS", 32)  # several maps
+    monkeypatch.setattr(references_module, "ROWS", 32)  # several maps
     whole, keys, values, there = drawn(references)
     found, asked = fitted(whole, keys, values, there), whole.references[0].call
     at = 2 * np.arange(references)
@@ -148,7 +150,7 @@ def test_every_row_of_a_batch_is_fitted_alone_and_references_are_let_go() -> Non
 
 
 def test_references_are_spread_over_a_long_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MOST", 20)
+    monkeypatch.setattr(references_module, "MOST", 20)
     q = torch.arange(90.0).view(1, 1, 90, 1)
     found = References.of(Call(q, q, q, scale=1.0), 90)
     assert found.call.q.flatten().tolist() == [*range(0, 90, 5)] and found.step == 5

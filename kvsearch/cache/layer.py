@@ -13,7 +13,7 @@ from kvsearch.cache.head_group import HeadGroup
 from kvsearch.cache.model.anchors import Stream
 from kvsearch.cache.model.projections import Output, Predictor
 from kvsearch.cache.model.rotary import Rotary
-from kvsearch.cache.refit import References
+from kvsearch.cache.references import References
 from kvsearch.policy import LayerLayout, ModelShape, Policy, layout
 from kvsearch.policy.schedule import Clock
 from kvsearch.policy.sequences import Sequences

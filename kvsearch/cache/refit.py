@@ -10,59 +10,17 @@ every slot of it, and beside these the tokens that come with them, up to their o
 given of the attention is no slot's.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from kvsearch.cache.call import Call
+from kvsearch.cache.layer import Layer
+from kvsearch.cache.references import References
 
-if TYPE_CHECKING:
-    from kvsearch.cache.layer import Layer
-
-MOST = 1024  # positions of a prompt whose queries are references
 RIDGE = 1e-3  # of what slots are given on average, squared and summed over references
-ROWS = 512  # references of one attention map
-
-
-@dataclass(frozen=True)
-class References:
-    """Evenly spaced queries of tokens that read a prompt again.
-
-    Attributes:
-        call: these queries `[B, Hq, R, D]`, and the keys and values of all of the tokens
-            `[B, H, M, D]`.
-        step: tokens from one query to the next.
-    """
-
-    call: Call
-    step: int
-
-    @classmethod
-    def of(cls, call: Call, prompt: int) -> "References":
-        """Of a call that reads some of a prompt of so many tokens again."""
-        step = -(-prompt // MOST)
-        return cls(replace(call, q=call.q[:, :, ::step].clone(), predicted=None), step)
-
-    def rows(self, kind: torch.dtype) -> Iterator[tuple[Tensor, Tensor]]:
-        """Scaled queries `[B, H, R', D]`, some at a time, and their logits on the call's own keys
-        `[B, H, R', M]`."""
-        call, H = self.call, self.call.k.shape[1]
-        q, k = call.q.to(kind).unflatten(1, (H, -1)) * call.scale, call.k.to(kind)
-        at = torch.arange(0, self.step * q.shape[3], self.step, device=q.device)
-        own = torch.arange(k.shape[2], device=q.device)
-        many = max(1, ROWS // q.shape[2])
-        for some, now in zip(q.split(many, 3), at.split(many), strict=True):
-            rows, late = some.flatten(2, 3), own > now.repeat(q.shape[2])[:, None]
-            yield rows, self.logits(rows, k).masked_fill_(late, float("-inf"))
-
-    def logits(self, rows: Tensor, k: Tensor) -> Tensor:
-        """Logits `[B, H, R', N]` of scaled queries on keys `[B, H, N, D]`."""
-        s, softcap = rows @ k.transpose(-1, -2), self.call.softcap
-        return s if softcap is None else softcap * torch.tanh(s / softcap)
 
 
 @dataclass(frozen=True)
@@ -80,14 +38,14 @@ class Whole:
     references: Sequence[References]
 
     @classmethod
-    def of(cls, layer: "Layer") -> "Whole":
+    def of(cls, layer: Layer) -> "Whole":
         """Of a layer, which forgets its references."""
         asked, layer.references = layer.references, []
         keys, values = zip(*(group.read() for group in layer.groups), strict=True)
         return cls(torch.cat(keys, 1).clone(), torch.cat(values, 1).clone(), asked)
 
 
-def refit(layer: "Layer", whole: Whole) -> None:
+def refit(layer: Layer, whole: Whole) -> None:
     """Fit the values of a layer whose slots were just compacted, in heads that lost some.
 
     Heads that differ in slots are solved together, with as many as the largest has. Values that are

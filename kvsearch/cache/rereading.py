@@ -19,7 +19,7 @@ from kvsearch.cache.by_segment import compaction
 from kvsearch.cache.call import Call
 from kvsearch.cache.head_group import HeadGroup
 from kvsearch.cache.layer import Layer
-from kvsearch.cache.refit import References
+from kvsearch.cache.references import References
 from kvsearch.errors import PolicyError
 from kvsearch.models.load import max_context
 from kvsearch.models.shape import body

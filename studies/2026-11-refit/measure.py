@@ -24,7 +24,8 @@ from kvsearch.cache import refit
 from kvsearch.cache.by_segment import compaction, segments
 from kvsearch.cache.call import Call
 from kvsearch.cache.layer import Layer
-from kvsearch.cache.refit import References, Whole
+from kvsearch.cache.references import References
+from kvsearch.cache.refit import Whole
 from kvsearch.evaluation import key_offsets
 from kvsearch.evaluation.answers import _Replay, _row
 from kvsearch.evaluation.quality import Evaluator
