@@ -22,7 +22,6 @@ from kvsearch.errors import KvsearchError
 from kvsearch.evaluation.part import losses
 from kvsearch.evaluation.quality import Evaluator
 from kvsearch.knobs import build
-from kvsearch.policy import Policy
 from kvsearch.session import inputs, key_offsets, workloads
 from kvsearch.session.progress import Shown
 
