@@ -142,9 +142,9 @@ def test_knobs_take_what_was_measured_and_starting_points_do_where_it_is_large()
     assert build({**knobs, "offset": "scaled"}, setting).offset == OFFSET
     assert build({**knobs, "tiers": "16"}, setting).quantizer.offset is None
     assert build({**knobs, "offset": "none"}, setting).offset is None
-    for name, prompted in (("default", False), ("prompts", True)):
+    for name in ("default", "prompts"):
         space = load_space(name)
-        points = inside(load(DEFAULT, prompted=prompted), space)
+        points = inside(load(DEFAULT), space)
         assert points and all(
             m.knobs["offset"] == "scaled" for _, m in without_offset(points, space)
         )
