@@ -32,7 +32,7 @@ from kvsearch.session.key_offsets import without_offset
 from kvsearch.session.progress import Shown
 from kvsearch.space import load as load_space
 from tests.cache_cases import IDS, K4, OFFSET, SETTING, T, sharp, tiny
-from tests.test_families import BASE, GEMMA2
+from tests.families import BASE, GEMMA2
 
 SLOW = torch.tensor([0, 0, 0, 0, 1, 1, 1, 1])  # pairs of channels that turn slowly
 
