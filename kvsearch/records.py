@@ -291,21 +291,6 @@ class Curve:
 
 
 @dataclass(frozen=True)
-class Needles:
-    """How many facts policies keep that are asked for after the context.
-
-    Attributes:
-        tokens: of a context.
-        asks: facts asked for, numbers of seven digits.
-        exact: by policy, how many greedy decoding gives without a mistake.
-    """
-
-    tokens: int
-    asks: int
-    exact: dict[str, int]
-
-
-@dataclass(frozen=True)
 class Recheck:
     """The recommended policy against its baselines on a second text, or between two rows.
 

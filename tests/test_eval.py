@@ -1,6 +1,7 @@
 """`kvsearch eval` where the answer depends on more than the text: the heads and prompts."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,10 @@ from kvsearch.commands.heads import heads
 from kvsearch.errors import KvsearchError, OutOfMemory
 from kvsearch.evaluation import head_losses
 from kvsearch.policy import ModelShape
+from kvsearch.records import Interval
 from kvsearch.report.terminal import results_table
 from kvsearch.text import Source, beside, tokenize, windows
+from tests.command import call
 from tests.heads import losses
 
 WORDS = Text(" ".join(str(i * i) for i in range(700)), "squares")
@@ -160,3 +163,18 @@ def test_a_prompt_that_does_not_fit_is_refused_before_weights(
         main(argv)
     out, err = capsys.readouterr()
     assert done.value.code == 2 and said in err and out == "" and err.count("\n") == 1
+
+
+@pytest.mark.parametrize(("lost", "exits"), [(0.02, 0), (0.2, 3), (float("nan"), 3)])
+def test_a_policy_that_loses_more_than_allowed_fails_a_pipeline(
+    lost: float, exits: int, loaded: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    found = evaluate("h2o", loaded, WORDS, **SIZE)
+    (row,) = found.rows
+    row = replace(row, dnll_full=Interval(lost, lost - 0.01, lost + 0.01))
+    fixed = replace(found, rows=[row, replace(row, workload="needle", lost=Interval(0.01, 0, 0.1))])
+    monkeypatch.setattr("kvsearch.commands.evaluate.evaluate", lambda *_, **__: fixed)
+    code, out, err = call(["eval", "h2o", "--max-drop", "5", "--json"], capsys)
+    assert code == exits and json.loads(out)["results"]
+    assert ("h2o loses" in err and "of perplexity on text: more than 5 %" in err) == bool(exits)
+    assert "needle" not in err and call(["eval", "h2o"], capsys)[0] == 0

@@ -42,6 +42,7 @@ NAMES = {"run": "search", "eval": "evaluate"}
 DIFFER = {"workers": 0}  # in Python, where a script may be without a guard; else None
 OTHERS = {  # options for which Python has a function, or an attribute, of its own
     "run": {"strict"},  # `SearchResult.within_limits`
+    "eval": {"max_drop"},  # `EvaluateResult.beyond`
     "adapt": {"rule"},  # `learn`
 }
 

@@ -32,7 +32,7 @@ from kvsearch.session.key_offsets import without_offset
 from kvsearch.session.progress import Shown
 from kvsearch.space import load as load_space
 from tests.cache_cases import IDS, K4, OFFSET, SETTING, T, sharp, tiny
-from tests.test_families import BASE, GEMMA2
+from tests.families import BASE, GEMMA2
 
 SLOW = torch.tensor([0, 0, 0, 0, 1, 1, 1, 1])  # pairs of channels that turn slowly
 
@@ -142,9 +142,9 @@ def test_knobs_take_what_was_measured_and_starting_points_do_where_it_is_large()
     assert build({**knobs, "offset": "scaled"}, setting).offset == OFFSET
     assert build({**knobs, "tiers": "16"}, setting).quantizer.offset is None
     assert build({**knobs, "offset": "none"}, setting).offset is None
-    for name, prompted in (("default", False), ("prompts", True)):
+    for name in ("default", "prompts"):
         space = load_space(name)
-        points = inside(load(DEFAULT, prompted=prompted), space)
+        points = inside(load(DEFAULT), space)
         assert points and all(
             m.knobs["offset"] == "scaled" for _, m in without_offset(points, space)
         )

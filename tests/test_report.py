@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from kvsearch.policy import Policy
-from kvsearch.records import Curve, Interval, Needles, Recheck
+from kvsearch.records import Curve, Interval, Recheck
 from kvsearch.report import write_report
 from kvsearch.report.describe import describe
 from kvsearch.report.html import render
@@ -139,12 +139,12 @@ def test_cells_are_readable():
     assert describe(POLICIES["trial 31"]).endswith("budgets by layer sensitivity")
 
 
-def test_sizes_and_facts_say_what_memory_buys(tmp_path: Path) -> None:
+def test_sizes_say_what_memory_buys(tmp_path: Path) -> None:
     made = make_summary()
     h2o = made.row("h2o 240")
     mine = Curve("trial 31", ((h2o.bytes_peak // 4, 0.2), (h2o.bytes_peak // 2, 0.05)))
     its = Curve("h2o 240", ((h2o.bytes_peak, 0.1), (2 * h2o.bytes_peak, 0.05)))
-    found = replace(made, curves=(mine, its), needles=Needles(1472, 8, {"full": 8, "h2o 240": 0}))
+    found = replace(made, curves=(mine, its))
     slots = h2o.slots16 / 4 * 2 ** (2 / 3)  # two thirds of the way down, in the logarithm of bytes
     assert sizes_text(found).endswith(
         f"trial 31 with about {round(slots, -1 if slots >= 100 else 0):.0f}"
@@ -155,7 +155,7 @@ def test_sizes_and_facts_say_what_memory_buys(tmp_path: Path) -> None:
     assert sizes_text(replace(found, curves=(lost, its))) == "" == sizes_text(made)
     write_report(found, tmp_path)
     text = (tmp_path / "report.html").read_text("utf-8")
-    assert "answered exactly: the full cache 8, h2o 240 0" in text and sizes_text(found)[1:] in text
+    assert sizes_text(found)[1:] in text
 
 
 @pytest.mark.parametrize("width", [40, 60, 80])

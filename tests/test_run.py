@@ -25,6 +25,7 @@ from kvsearch.named_methods import SELDOM
 from kvsearch.policy import Policy
 from kvsearch.policy_search.folder import RunFolder
 from kvsearch.policy_search.journal import Journal
+from kvsearch.policy_search.portfolio import load
 from kvsearch.records import Trial
 from kvsearch.results.study import Study
 from kvsearch.run import executor as evaluators
@@ -80,8 +81,9 @@ def test_a_run_leaves_everything(finished: Path) -> None:
     assert f"{', '.join(SELDOM)} (not compared with" in (finished / "report.html").read_text()
     trials = Journal(finished / "trials.jsonl").read()
     assert sum(t.kind == "searched" and t.state in ("complete", "pruned") for t in trials) == 3
-    assert [t.kind for t in trials[:4]] == ["earlier"] * 3 + ["combined"]
-    assert [t.name for t in trials[2:4]] == ["mean+k5v4+heads0.35", "h2o+int4-fine"]
+    points = list(load("default"))
+    assert [t.kind for t in trials[: len(points) + 1]] == ["earlier"] * len(points) + ["combined"]
+    assert [t.name for t in trials[: len(points) + 1]] == [*points, "h2o+int4-fine"]
     table = pq.read_table(finished / "trials.parquet")
     assert table.column_names == [f.name for f in fields(Trial)]
     assert table.num_rows == len(trials) and table.schema.field("speed").type == pa.float64()

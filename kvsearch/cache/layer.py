@@ -17,6 +17,7 @@ from kvsearch.cache.references import References
 from kvsearch.policy import LayerLayout, ModelShape, Policy, layout
 from kvsearch.policy.schedule import Clock
 from kvsearch.policy.sequences import Sequences
+from kvsearch_kernels.host_to_device import sent
 
 
 class Layer:
@@ -71,8 +72,7 @@ class Layer:
             )
             for part in parts
         ]  # fmt: skip
-        with torch.inference_mode(False):
-            self._offset = _offset(policy, parts, view)
+        self._offset = _offset(policy, parts, view)
         self._share_offset()
         self.reindex = any(group.reindex for group in self.groups)
         self.adaptive = policy.budgets.kind == "adakv"
@@ -106,9 +106,10 @@ class Layer:
         """Queries and keys `[B, Hq or H, M, D]` in which keys are held: the same attention."""
         if self._offset is None:
             return q, k
-        if self._offset.device != k.device:
-            with torch.inference_mode(False):  # it serves calls of any mode
-                self._offset = self._offset.to(k.device)
+        stale = self._offset.is_inference() and not torch.is_inference_mode_enabled()
+        if stale or self._offset.device != k.device:  # what was made in inference mode has no graph
+            host = self._offset.to("cpu", copy=True).numpy()
+            self._offset = sent(host, k.device)
             self._share_offset()
         if self._offset.shape[1] == 1:
             return q, (k - self._offset).to(k.dtype)

@@ -1,5 +1,6 @@
 """What an evaluation measured: a row for each policy on each workload."""
 
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -123,6 +124,20 @@ class EvaluateResult:
         import pandas as pd
 
         return pd.DataFrame(columns(Evaluated, self.rows))
+
+    def beyond(self, percent: float) -> list[str]:
+        """Sentences on what loses more, on the mean: of perplexity, or of what a context is worth.
+
+        Args:
+            percent: that each policy may lose on each workload.
+        """
+        found = []
+        for r in self.rows:
+            share = math.expm1(min(r.dnll_full.mean, 20.0)) if r.lost is None else r.lost.mean
+            if not 100 * share <= percent:  # also where the context is worth nothing
+                of = "of perplexity" if r.lost is None else "of the context"
+                found.append(f"{r.policy} loses {100 * share:.3g} % {of} on {r.workload}")
+        return found
 
     def document(self) -> dict[str, Any]:
         """What `kvsearch eval --json` prints."""

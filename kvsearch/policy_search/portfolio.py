@@ -1,7 +1,7 @@
 """The portfolio: policies that earlier searches found, as points of the space, tried before others.
 
-`portfolio.yaml` ships with the package; `studies/2026-11-head-prices` learned it and says what it
-is worth on texts that it was not learned from.
+`portfolio.yaml` ships with the package; `studies/2026-11-text-and-facts` learned it, for texts and
+for what is asked of them together.
 """
 
 from pathlib import Path
@@ -28,13 +28,11 @@ class Point(Frozen):
         name: in tables.
         source: the record that it came from.
         knobs: what differs from the defaults.
-        prompts: whether it is for searches on prompts and answers, and no others.
     """
 
     name: str
     source: str
     knobs: dict[str, Value]
-    prompts: bool = False
 
 
 class _File(Frozen):
@@ -43,12 +41,11 @@ class _File(Frozen):
     points: tuple[Point, ...]
 
 
-def load(where: str, *, prompted: bool = False) -> dict[str, Method]:
+def load(where: str) -> dict[str, Method]:
     """The points of a portfolio by their names, in the order in which they are tried.
 
     Args:
         where: `default`, `none`, or a YAML file.
-        prompted: whether the search is on prompts: points for these come first then.
 
     Raises:
         SpaceError: it cannot be read, is of another version, or a field is wrong.
@@ -74,9 +71,7 @@ def load(where: str, *, prompted: bool = False) -> dict[str, Method]:
         for knob, value in point.knobs.items():
             if reason := check_value(knob, value):
                 raise SpaceError(f"{path}: field points.{i}.knobs.{knob}: {reason}")
-    ordered = sorted(found.points, key=lambda p: not p.prompts)
-    wanted = [p for p in ordered if prompted or not p.prompts]
-    return {p.name: Method(p.knobs, "earlier", p.source, baseline=False) for p in wanted}
+    return {p.name: Method(p.knobs, "earlier", p.source, baseline=False) for p in found.points}
 
 
 def inside(known: dict[str, Method], space: SearchSpace) -> Portfolio:

@@ -9,7 +9,7 @@ from pydantic import TypeAdapter
 from kvsearch.errors import RunError, quoted
 from kvsearch.evaluation.measurement import Measurement
 from kvsearch.frozen import read_as
-from kvsearch.records import Example, Interval, MeasuredPolicy, Needles, Trial, plain
+from kvsearch.records import Example, Interval, MeasuredPolicy, Trial, plain
 from kvsearch.results.study import SCHEMA
 
 
@@ -62,7 +62,6 @@ class Measured:
     dropped: dict[str, str] = field(default_factory=dict)
     examples: list[Example] = field(default_factory=list)
     sizes: list[Sizes] = field(default_factory=list)
-    needles: Needles | None = None
 
     def text(self) -> str:
         """The file."""

@@ -94,7 +94,6 @@ def render(
         placed=info.placed,
         planned=facts.planned(summary) is not None,
         sizes=bool(info.curves),
-        needles=summary.needles is not None,
         behind=behind_text(summary.behind),
         unused=facts.unused(summary),
         left_out=facts.left_out(summary),

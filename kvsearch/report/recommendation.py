@@ -11,7 +11,6 @@ from kvsearch.report.figure import LABEL
 from kvsearch.report.tables import (
     bytes_text,
     interval_text,
-    needles_text,
     percent_text,
     policy_files,
     sizes_text,
@@ -126,9 +125,8 @@ def costs(summary: Summary) -> tuple[str, ...]:
     if found is not None and found.against != row.name:
         change = _change(found.dnll, f"{found.against}, the best published method", text)
         said.append(f"{change[0].upper()}{change[1:]}.")
-    for more in (sizes_text(summary), needles_text(summary)):
-        if more:
-            said.append(f"{more[0].upper()}{more[1:]}.")
+    if more := sizes_text(summary):
+        said.append(f"{more[0].upper()}{more[1:]}.")
     return tuple(said)
 
 

@@ -90,19 +90,6 @@ def behind_text(behind: Mapping[str, Interval]) -> str:
     return ", ".join(f"{name} {signed(gap.mean, 3)}" for name, gap in behind.items())
 
 
-def needles_text(summary: Summary) -> str:
-    """How many facts are still known after the context, in a sentence; empty if not measured."""
-    found = summary.needles
-    if found is None:
-        return ""
-    names = {"full": "the full cache"}
-    kept = ", ".join(f"{names.get(name, name)} {count}" for name, count in found.exact.items())
-    return (
-        f"of {found.asks} facts asked for after {found.tokens:,} tokens of context, these were "
-        f"answered exactly: {kept}"
-    )
-
-
 def sizes_text(summary: Summary) -> str:
     """With how many slots the best published method's loss is reached; empty if not measured."""
     if len(summary.curves) < 2 or summary.recommended is None:

@@ -19,7 +19,6 @@ from kvsearch.report.tables import (
     bytes_text,
     kept_text,
     least,
-    needles_text,
     sizes_text,
 )
 from kvsearch.report.words import FACTS, MIXED, TEXT, Words, words_of
@@ -224,8 +223,6 @@ def _recommendation(row: Row, summary: Summary) -> list[str]:
         lines.append(f"  {found}")
     if reached := sizes_text(summary):
         lines.append(f"  {reached}")
-    if summary.needles is not None:
-        lines.append(f"  {needles_text(summary)}")
     pairs = [(r.speed, r.decode.ratio) for r in summary.rows if r.decode and r.speed]
     if len(pairs) > 1:
         off = sorted(abs(modelled / measured - 1) for modelled, measured in pairs)

@@ -10,7 +10,6 @@ from kvsearch.records import (
     Interval,
     Kind,
     Limits,
-    Needles,
     Recheck,
     Row,
     Trial,
@@ -39,8 +38,6 @@ class Summary:
         examples: of prompts: answers of the full cache, the recommended policy and the best
             published method.
         curves: the recommended policy and the best published method at several sizes.
-        needles: of a text: facts kept by the full cache, the recommended policy and the best
-            published method; None where it was not measured.
         limits: what the recommended policy may lose; `results.verdict` judges it.
         open: what an unfinished run has not measured yet, in a sentence; empty once it has ended.
             Its rows may be of the search text: `text.report` says which text they are of.
@@ -59,7 +56,6 @@ class Summary:
     dropped: dict[str, str] = field(default_factory=dict)
     examples: tuple[Example, ...] = ()
     curves: tuple[Curve, ...] = ()
-    needles: Needles | None = None
     limits: Limits = field(default_factory=Limits)
     open: str = ""
 

@@ -33,7 +33,7 @@ from kvsearch.report.terminal import standing
 from kvsearch.results.study import Study
 from kvsearch.results.summary import Summary
 from kvsearch.run import executor as evaluators
-from kvsearch.run import needles, speed, summary
+from kvsearch.run import speed, summary
 from kvsearch.run.compile_cpu_loops import compiling
 from kvsearch.run.final_evaluation import FinalEvaluation, select_windows
 from kvsearch.run.study_document import default_folder, study_of
@@ -66,9 +66,7 @@ class Run:
             searched(options.target, prompted=not options.windowed)
         for name in options.exclude_method:
             find(name)
-        known = (
-            load_portfolio(options.portfolio, prompted=options.asked) if options.warm_start else {}
-        )
+        known = load_portfolio(options.portfolio) if options.warm_start else {}
         evaluators.require(options)
         records = workloads.records(options)
         inputs.require_files(options.text, options.report_text, options.extra_text)
@@ -92,7 +90,6 @@ class Run:
             elif not prompts.worths["search"]:  # from here on it is a run on the text
                 alone = replace(options, tasks=(), prompts=(), text_only=True)
                 self.options = options = alone
-                known = load_portfolio(options.portfolio) if options.warm_start else {}
         at("window", self.setting)  # raises if the budget is too small for it
         if not options.all_methods and options.target is None:
             exclude = tuple(dict.fromkeys((*options.exclude_method, *SELDOM)))
@@ -169,7 +166,6 @@ class Run:
             leads = summary.comparison(self.folder, first, measured).leads()
             policies = {row.name: row.policy for row in measured.rows}
             self._examples(measured, {n: policies[n] for n in leads})
-            self._needles(measured, {n: policies[n] for n in leads})
             measured.seconds, measured.resumed = time.perf_counter() - self.start, self.resumed
             write_atomic(self.folder.path / "measured.json", measured.text())
             built = summary.build(self.folder, first, measured)
@@ -340,20 +336,6 @@ class Run:
             measured.examples = workloads.examples(
                 self.loaded, part, policies, order, EXAMPLES, step.advance
             )
-
-    def _needles(self, measured: Measured, policies: Mapping[str, Policy]) -> None:
-        """Facts that are asked for after a context, hidden in the report text."""
-        part = self.text.parts["report"]
-        if part.asks or not policies:
-            return
-        prose, title = part.beginnings[:, 1:].reshape(-1), "facts asked for"
-        with self.shown.step(title, needles.CONTEXTS * len(policies)) as step:
-            try:
-                measured.needles = needles.measure(
-                    self.loaded, prose, self.setting.tokens, policies, step.advance
-                )
-            except KvsearchError as e:  # short windows, anchors put into a text, a full device
-                self.shown.say(f"{title}: left out: {e}")
 
     @property
     def _aside(self) -> str:

@@ -87,7 +87,6 @@ def build(folder: RunFolder, study: Study, measured: Measured, part: str = "repo
         behind=measured.behind,
         dropped=measured.dropped,
         curves=of.curves(),
-        needles=measured.needles,
         examples=tuple(measured.examples),
         limits=limits_of(studies.config_of(study)),
     )

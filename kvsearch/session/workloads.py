@@ -32,7 +32,10 @@ from kvsearch.workloads.items import without_context
 from kvsearch.workloads.parts import TEXT, Part, divided, in_turn, require_names
 
 GATE = 0.2  # nats per token by which the context must help, at least
-GATE_ITEMS, FACTS_GATE = 8, 3  # contexts on which that is tried; of facts, which are alike
+GATE_ITEMS, FACTS_GATE = (
+    8,
+    2,
+)  # contexts on which that is tried; of facts, four of which are in each
 LAST, LAST_SINKS, LAST_RECENT = 16, 4, 11  # slots of a cache that has forgotten a text
 MORE = 8  # tokens of an example beyond the reference
 LONGEST_QUESTION = 80  # tokens of a question that an example shows
@@ -66,8 +69,13 @@ class Worth:
 
     @classmethod
     def of(cls, workload: Prompts, full: Answers, empty: Answers) -> "Worth":
-        """From both measurements of the same asks."""
-        gain = clustered(empty.nll - full.nll, groups(workload))
+        """From both measurements of the same asks.
+
+        Facts are drawn one by one, so each counts as independent: few contexts are enough.
+        """
+        facts = [str(i) for i in range(len(full.nll))]
+        documents = facts if workload.name == FACTS else groups(workload)
+        gain = clustered(empty.nll - full.nll, documents)
         passes = gain.mean >= GATE and not gain.lo <= 0
         return cls(float(full.nll.mean()), float(empty.nll.mean()), passes)
 

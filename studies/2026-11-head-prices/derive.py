@@ -24,8 +24,6 @@ from pathlib import Path
 import numpy as np
 from candidates import candidates
 
-from kvsearch.knobs.naming import name_of
-from kvsearch.named_methods import METHODS
 from kvsearch.stats import paired, wilson
 
 HERE = Path(__file__).parent
@@ -187,9 +185,9 @@ def tables() -> dict[str, list[dict[str, object]]]:
             for name, x in each.items()
         ],
         "points.csv": [
-            {"name": name, "candidate": n, "source": candidates()[n][0],
+            {"name": f"earlier-{i}", "candidate": n, "source": candidates()[n][0],
              "knobs": json.dumps(candidates()[n][1]), "prompts": asks}
-            for name, (n, asks) in zip(named([n for n, _ in points]), points, strict=True)
+            for i, (n, asks) in enumerate(points, 1)
         ],
         "before.csv": [
             {"task": task, "policy": name, "heads_on_text": f"{before[task][old]:.4f}",
@@ -200,14 +198,6 @@ def tables() -> dict[str, list[dict[str, object]]]:
         ],
     }  # fmt: skip
     return {name: rows for name, rows in tables.items() if rows}
-
-
-def named(points: list[str]) -> list[str]:
-    """Names of candidates, each told from those before it."""
-    found = list[str]()
-    for i, n in enumerate(points):
-        found.append(name_of(candidates()[n][1], [*METHODS, *found], i))
-    return found
 
 
 def main() -> None:

@@ -33,7 +33,7 @@ from kvsearch.knobs import Setting, build
 from kvsearch.models import load_model
 from kvsearch.named_methods import METHODS
 from kvsearch.policy import HeadLosses, Policy
-from kvsearch.policy_search.portfolio import DEFAULT, load
+from kvsearch.policy_search.portfolio import load
 from kvsearch.session.inputs import text
 from kvsearch.text import read_file, tokenize
 
@@ -68,7 +68,7 @@ class Records:
 
 def points() -> dict[str, tuple[str, Knobs]]:
     """Name -> which losses its head budgets follow, and its knobs."""
-    known = load(DEFAULT, prompted=True)
+    known = load(str(HERE / "learned.yaml"))
     now = {f"now-{n[-1]}": ("recall", dict(m.knobs)) for n, m in known.items()}
     past = load(str(HERE / "before.yaml"))
     return {**now, **{f"before-{n[-1]}": ("text", dict(m.knobs)) for n, m in past.items()}}

@@ -18,12 +18,13 @@ from kvsearch.evaluation.quality import Evaluator
 from kvsearch.knobs import Setting, build
 from kvsearch.models import load_model
 from kvsearch.policy import Policy
-from kvsearch.policy_search.portfolio import DEFAULT, load
+from kvsearch.policy_search.portfolio import load
 from kvsearch.session.progress import Shown
 from kvsearch.text import tokenize, windows
 from kvsearch.text.sources import builtin
 
 HERE = Path(__file__).parent
+LEARNED = HERE.parent / "2026-11-head-prices" / "learned.yaml"
 CONTEXT, SLOTS = 768, 128
 
 
@@ -42,7 +43,7 @@ def main() -> None:
     heads, _ = head_losses.of_model(evaluator, step)
     setting = Setting(shape, shape.budget_bytes(SLOTS), CONTEXT, heads=heads)
     measured = replace(setting, offset=means.offset(loaded.model, CONTEXT))
-    points = load(DEFAULT, prompted=True)
+    points = load(str(LEARNED))
     full = evaluator.quality(Policy(), ids, resident=False).nll[:, SLOTS:]
     for name in given.points:
         for offset in given.offsets:

@@ -32,7 +32,7 @@ from kvsearch.models import load_model
 from kvsearch.models.learned import Learned, sample_of
 from kvsearch.named_methods import METHODS
 from kvsearch.policy import ModelShape, Policy
-from kvsearch.policy_search.portfolio import DEFAULT, load
+from kvsearch.policy_search.portfolio import load
 from kvsearch.rules import KVzap
 from kvsearch.session.workloads import from_tasks
 from kvsearch.text import tokenize
@@ -40,6 +40,7 @@ from kvsearch.text.sources import builtin
 from kvsearch.workloads import Prompts, parse
 
 HERE = Path(__file__).parent
+LEARNED = HERE.parent / "2026-11-head-prices" / "learned.yaml"
 PAIRS, CONTEXTS, TOKENS, SLOTS, EVERY = 3, 3, 640, 80, 32
 DEAR = {"expected-attention": 4 * SLOTS}  # its covariances alone take more than SLOTS
 NEAR = 3  # rules that are compared with the same plain pass before them
@@ -120,8 +121,8 @@ def main() -> None:
 
 def policies(measured: Measured) -> None:
     """`cost.csv`."""
-    points = {n: dict(p.knobs) for n, p in load(DEFAULT, prompted=True).items()}
-    known = {n: dict(METHODS[n].knobs) for n in NAMED} | {"earlier-4": points["h2o+k5v4+heads1.5"]}
+    points = {n: dict(p.knobs) for n, p in load(str(LEARNED)).items()}
+    known = {n: dict(METHODS[n].knobs) for n in NAMED} | {n: points[n] for n in ("earlier-4",)}
     seen: dict[tuple[str, str], list[float]] = {}
     for _ in range(PAIRS):
         base = cpu(partial(measured.plain, measured.one))

@@ -29,7 +29,7 @@ from kvsearch.models import load_model
 from kvsearch.models.load import LoadedModel
 from kvsearch.named_methods import METHODS
 from kvsearch.policy import Policy, layout
-from kvsearch.policy_search.portfolio import DEFAULT, load
+from kvsearch.policy_search.portfolio import load
 from kvsearch.session.inputs import text
 from kvsearch.session.workloads import bare, from_tasks, groups
 from kvsearch.text import tokenize
@@ -37,6 +37,7 @@ from kvsearch.text.sources import builtin
 from kvsearch.workloads import SEES, parse
 
 HERE = Path(__file__).parent
+LEARNED = HERE.parent / "2026-11-head-prices" / "learned.yaml"
 TOKENS, WINDOWS = 640, 8  # of `text`
 TASKS = {
     "needle1": "needle,tokens=640",
@@ -61,7 +62,7 @@ OURS = {"budgets": "heads", "exponent": 1.0, **BITS}
 
 def policies(setting: Setting) -> dict[str, Policy]:
     """All that fit the budget, by name."""
-    points = {name: dict(point.knobs) for name, point in load(DEFAULT, prompted=True).items()}
+    points = {name: dict(point.knobs) for name, point in load(str(LEARNED)).items()}
     known = {name: dict(METHODS[name].knobs) for name in (*PUBLISHED, *BY_HAND, KVZIP)} | points
     known |= {f"{name}, our heads and bits": {**METHODS[name].knobs, **OURS} for name in WITH_HEADS}
     found: dict[str, Policy] = {}
@@ -100,7 +101,7 @@ def on_text(loaded: LoadedModel, parts: list[int]) -> None:
         setting = Setting(loaded.shape, size, TOKENS, heads=heads(loaded).losses)
         here = {"full": Policy(name="full"), **searched(part, setting)}
         known = {name: METHODS[name] for name in ("h2o", "streamingllm", *BY_HAND)}
-        for name, method in (known | load(DEFAULT, prompted=True)).items():
+        for name, method in (known | load(str(LEARNED))).items():
             here[name] = build(dict(method.knobs), setting, name=name)
         cell = rows.setdefault(f"1/{part}", {})
         for name, policy in here.items():

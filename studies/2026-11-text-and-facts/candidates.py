@@ -1,0 +1,36 @@
+"""Policies that may become starting points for text and facts together, by their names."""
+
+from kvsearch.knobs import Value
+from kvsearch.knobs.naming import name_of
+from kvsearch.named_methods import METHODS
+
+Knobs = dict[str, Value]
+_HEADS: Knobs = dict(interval=16, budgets="heads", rotate=True, levels="lloyd")
+_MEAN: Knobs = dict(_HEADS, rule="mean", sinks=8, group="head")
+_H2O: Knobs = dict(_HEADS, rule="h2o", sinks=4, fp16_sinks=True)
+_SHAPES: list[tuple[Knobs, int, str, tuple[float, ...]]] = [  # recent tokens, bits, exponents
+    (_MEAN, 64, "k5v4", (0.25, 0.35, 0.5, 0.75, 1.0)),
+    (_MEAN, 64, "k4v3", (0.5, 0.75, 1.0)),
+    (_MEAN, 128, "k5v4", (0.25, 0.75)),
+    (_H2O, 16, "k5v4", (0.75, 1.0)),
+    (_H2O, 16, "k4v3", (0.75, 1.0)),
+    (_H2O, 64, "k5v4", (0.75, 1.0, 1.5)),
+    (_H2O, 64, "k4v3", (1.0,)),
+]
+PUBLISHED = ("h2o", "tova", "snapkv", "streamingllm")
+COMBINED = ("h2o+int4-fine", "xmu+int4", "window+int4")
+
+
+def candidates() -> dict[str, Knobs]:
+    """Name -> knobs, in a fixed order, of which the names depend."""
+    found: dict[str, Knobs] = {}
+    for base, recent, tiers, exponents in _SHAPES:
+        for exponent in exponents:
+            knobs = {**base, "recent_window": recent, "tiers": tiers, "exponent": exponent}
+            found[name_of(knobs, [*METHODS, *found], len(found))] = knobs
+    return found
+
+
+def policies() -> dict[str, Knobs]:
+    """All that are measured, published methods and their combinations among them."""
+    return candidates() | {n: dict(METHODS[n].knobs) for n in (*PUBLISHED, *COMBINED)}
