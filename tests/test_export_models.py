@@ -12,6 +12,9 @@ from kvsearch.errors import KvsearchError
 from kvsearch.models.shape import shape_of
 from kvsearch.policy import Policy
 
+ROOT = Path(__file__).resolve().parent.parent
+STUDY = ROOT / "studies" / "2026-11-first-command" / "records" / "built-in"
+
 
 def test_layers_that_no_policy_governs_are_not_taken_for_those_that_one_does(
     tmp_path: Path,
@@ -22,7 +25,8 @@ def test_layers_that_no_policy_governs_are_not_taken_for_those_that_one_does(
     shape = shape_of(config)
     assert (shape.layers, shape.others) == (2, 4)
     (run := tmp_path / "run").mkdir()
-    study = {"model": {"name": "gemma", "shape": shape.plain()}}
+    study = json.loads((STUDY / "study.json").read_text())
+    study["model"] |= {"name": "gemma", "shape": shape.plain()}
     (run / "study.json").write_text(json.dumps(study))
     eight, sixteen = dict(key_bits=8, value_bits=8), dict(key_bits=16, value_bits=16)
     fp8: dict[str, Any] = dict(tiers=[eight], quantizer={"levels": "e4m3"})

@@ -18,7 +18,6 @@ from kvsearch.evaluation.answers import answers
 from kvsearch.evaluation.quality import Evaluator
 from kvsearch.models.load import load_model
 from kvsearch.policy import Policy
-from kvsearch.run import needles
 from kvsearch.session.workloads import Worth, from_tasks
 from kvsearch.text import read_files, tokenize
 from kvsearch.text import split as cut
@@ -285,17 +284,6 @@ def test_tasks_are_tried_on_a_model_with_the_full_cache(
     monkeypatch.setattr("kvsearch.commands.tasks.context_worth", lambda *_: Worth(0.5, 2.5, True))
     assert exit_code(*argv, "--model", str(tiny_folder)) == 0
     assert re.search(r"needle.* passes  .* 0\.50 with the context, 2\.50", capsys.readouterr().out)
-
-
-def test_facts_are_asked_of_every_policy_where_a_window_has_room(tiny_folder: Path) -> None:
-    loaded, asked = load_model(str(tiny_folder)), list[int]()
-    prose = np.arange(40, 140).repeat(9)
-    policies = {"full": Policy(), "window": Policy(slots=32)}
-    found = needles.measure(loaded, prose, 900, policies, lambda: asked.append(1))
-    assert (found.tokens, found.asks) == (836, 8)
-    assert found.exact.keys() == policies.keys() and len(asked) == needles.CONTEXTS * 2
-    with pytest.raises(KvsearchError, match="a context needs at least 64 tokens"):
-        needles.measure(loaded, prose, 80, policies, lambda: None)
 
 
 def test_all_facts_of_a_context_are_asked_and_one_is_the_same(tiny_folder: Path) -> None:

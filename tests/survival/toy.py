@@ -39,7 +39,11 @@ HEADS = HeadLosses(
     keys=((0.0, 0.1),) * 8, values=((0.0, 0.1),) * 8, starved=16,
 )  # fmt: skip
 SETTING = Setting(SHAPE, SHAPE.budget_bytes(96), TOKENS, heads=HEADS)
-SPACE = load_space("default")
+DEFAULT = load_space("default")
+# without the axis that needs the keys of a model
+SPACE = DEFAULT.model_copy(
+    update={"axes": {k: v for k, v in DEFAULT.axes.items() if k != "offset"}}
+)
 
 
 def loss(policy: Policy) -> float:
