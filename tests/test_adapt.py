@@ -68,9 +68,9 @@ def gradients(under: Scheduled, ids: np.ndarray) -> tuple[float, list[torch.Tens
     model.requires_grad_(True)
     try:
         loss = under.loss(model, batch) / (batch["labels"] != IGNORED).sum()
-        found = torch.autograd.grad(  # weights of channels that are gone have none
-            loss, list(model.parameters()), materialize_grads=True
-        )
+        gone = under.policy.channels is not None  # weights of such channels have no gradient
+        weights = list(model.parameters())
+        found = torch.autograd.grad(loss, weights, materialize_grads=gone)
     finally:
         model.requires_grad_(False)
     return loss.item(), [g.detach() for g in found]
