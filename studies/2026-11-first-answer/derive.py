@@ -50,7 +50,7 @@ def row(run: Path, losses: HeadLosses) -> Iterator[dict[str, object]]:
         for kind in ("earlier", "searched")
     }
     budget, shape = found.budget_bytes, found.study.shape
-    space = load("default")
+    space = load(str(HERE / "space.yaml"))
     context = Context(space, Setting(shape, budget, found.settings.context, heads=losses))
     done = [
         t

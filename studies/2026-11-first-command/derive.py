@@ -31,7 +31,9 @@ def row(folder: Path) -> dict[str, object]:
     found = summary.read(run)
     assert found.recommended is not None
     mine = found.row(found.recommended)
-    against = {found.row(r.against).kind: r for r in found.rechecks}
+    against = {
+        found.row(r.against).kind: r for r in found.rechecks if r.policy == found.recommended
+    }
     out: dict[str, object] = {
         "text": folder.name, "seconds": round(found.seconds), "recommended": mine.name,
         "kind": mine.kind, "dnll_full": f"{mine.dnll_full.mean:.4f}", "n": mine.tokens,
