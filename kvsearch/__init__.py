@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from kvsearch.errors import KvsearchError
     from kvsearch.models.load import LoadedModel, load_model
     from kvsearch.policy import Policy
+    from kvsearch.policy_space import SearchSpace
     from kvsearch.rules import Rule
-    from kvsearch.space import SearchSpace
-    from kvsearch.text import Text
+    from kvsearch.workloads.text import Text
 
 __all__ = [
     "KvsearchError", "LoadedModel", "Policy", "PolicyCache", "Rule", "RunConfig", "SearchResult",
@@ -46,8 +46,8 @@ _MODULES = {
     "Rule": "kvsearch.rules",
     "RunConfig": "kvsearch.config.run_config",
     "SearchResult": "kvsearch.commands.run",
-    "SearchSpace": "kvsearch.space",
-    "Text": "kvsearch.text",
+    "SearchSpace": "kvsearch.policy_space",
+    "Text": "kvsearch.workloads.text",
     "load_model": "kvsearch.models.load",
     "methods": "kvsearch.commands.tables",
     "search": "kvsearch.commands.run",

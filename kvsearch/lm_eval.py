@@ -16,7 +16,7 @@ from torch import Tensor
 from kvsearch.config.budget import BudgetConfig, bytes_of
 from kvsearch.errors import SHORT, KvsearchError, PolicyError, quoted
 from kvsearch.evaluation.answers import answers
-from kvsearch.evaluation.quality import Evaluator
+from kvsearch.evaluation.evaluator import Evaluator
 from kvsearch.evaluation.replay import deployed
 from kvsearch.models.aliases import DEFAULT
 from kvsearch.models.load import LoadedModel, folder_of

@@ -8,10 +8,8 @@ import numpy as np
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from kvsearch.knobs import Setting
 from kvsearch.models.load import LoadedModel
 from kvsearch.models.shape import shape_of
-from kvsearch.named_methods import METHODS, at
 from kvsearch.policy import (
     Budgets,
     Channels,
@@ -22,6 +20,8 @@ from kvsearch.policy import (
     Quantizer,
     Tier,
 )
+from kvsearch.policy_space import Setting
+from kvsearch.policy_space.methods import METHODS, at
 from kvsearch.rules import RULES, Attention, Critical, KeyDiff, Reread, Rule
 from kvsearch_kernels.codebooks import CODEBOOKS
 from tests.heads import losses

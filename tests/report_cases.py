@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from kvsearch.pareto import front
 from kvsearch.policy import Budgets, Ladder, ModelShape, Policy, Quantizer, Tier, layout
-from kvsearch.records import Interval, Recheck, Row, Throughput, Trial
+from kvsearch.results.pareto import front
+from kvsearch.results.records import Interval, Recheck, Row, Throughput, Trial
 from kvsearch.results.study import Study
 from kvsearch.results.summary import Summary
 from kvsearch.rules import Attention

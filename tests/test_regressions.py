@@ -9,11 +9,11 @@ from kvsearch.cache import PolicyCache
 from kvsearch.cache.layer import Layer, empty_layers
 from kvsearch.cache.ways import advance
 from kvsearch.errors import PolicyError
-from kvsearch.evaluation.quality import Evaluator
+from kvsearch.evaluation.evaluator import Evaluator
 from kvsearch.models.load import LoadedModel
-from kvsearch.named_methods import at
 from kvsearch.policy import ModelShape, Policy, Tier
-from kvsearch.policy_search import model_work
+from kvsearch.policy_search import model_worker
+from kvsearch.policy_space.methods import at
 from kvsearch.rules import Attention
 from kvsearch.rules.attention import AttentionScorer
 from tests.cache_cases import AFTER, IDS
@@ -74,9 +74,9 @@ def test_each_process_sets_its_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Triton launches on the current device, whatever its tensors say."""
     chosen: list[str] = []
     monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
-    monkeypatch.setattr(model_work, "load_model", lambda *_, **k: SimpleNamespace(model=None))
-    monkeypatch.setattr(model_work, "Evaluator", lambda *_: None)
-    work = model_work.ModelWork("m", "auto", ("cuda:0", "cuda:1"), {})
+    monkeypatch.setattr(model_worker, "load_model", lambda *_, **k: SimpleNamespace(model=None))
+    monkeypatch.setattr(model_worker, "Evaluator", lambda *_: None)
+    work = model_worker.ModelWork("m", "auto", ("cuda:0", "cuda:1"), {})
     for slot in range(3):
         work.open(slot)
     assert chosen == ["cuda:0", "cuda:1", "cuda:0"]

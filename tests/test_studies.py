@@ -11,8 +11,8 @@ import pytest
 from kvsearch.commands.study import check, rebuild
 from kvsearch.config.study import config_of
 from kvsearch.errors import RunError
-from kvsearch.evaluation.measurement import Measurement
-from kvsearch.policy_search.folder import RunFolder
+from kvsearch.results.folder import RunFolder
+from kvsearch.results.measurement import Measurement
 from kvsearch.results.study import Study
 from tests.command import call
 

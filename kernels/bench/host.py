@@ -25,9 +25,9 @@ import torch  # noqa: E402
 from kvsearch.cache.layer import Layer  # noqa: E402
 from kvsearch.cache.model.rotary import Rotary  # noqa: E402
 from kvsearch.cache.ways import advance  # noqa: E402
-from kvsearch.knobs import Setting  # noqa: E402
-from kvsearch.named_methods import at  # noqa: E402
 from kvsearch.policy import HeadLosses, ModelShape, layout  # noqa: E402
+from kvsearch.policy_space import Setting  # noqa: E402
+from kvsearch.policy_space.methods import at  # noqa: E402
 from kvsearch_kernels import trust  # noqa: E402
 from kvsearch_kernels.op import Op  # noqa: E402
 

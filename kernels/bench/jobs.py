@@ -27,7 +27,7 @@ FIRST = (
     "test_generate_replays_tokens",
     "test_a_token_launches_no_more_than_was_counted_without_a_gpu",
 )
-LANE = "tests/test_device.py::test_the_lane_sees"  # what stands in
+LANE = "tests/cache/test_device.py::test_the_lane_sees"  # what stands in
 
 
 def tests(workers: int, done: list[str], proved: bool) -> None:

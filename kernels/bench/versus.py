@@ -18,9 +18,9 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.nn.functional import scaled_dot_product_attention
 
 from kvsearch.cache.by_age.plans import plan
-from kvsearch.knobs import Setting
-from kvsearch.named_methods import at
 from kvsearch.policy import ModelShape, layout
+from kvsearch.policy_space import Setting
+from kvsearch.policy_space.methods import at
 from kvsearch_kernels.lifetime_attention import lifetime_attention
 
 LARGE = ModelShape(layers=32, kv_heads=8, head_dim=128, heads=32)

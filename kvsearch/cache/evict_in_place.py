@@ -30,7 +30,7 @@ from kvsearch.cache.layer import Layer
 from kvsearch.cache.slots.dense import DenseStore
 from kvsearch.policy import LayerLayout
 from kvsearch.rules.attention import AttentionScorer, divisors
-from kvsearch.rules.pick import pick
+from kvsearch.rules.base import pick
 from kvsearch_kernels.evict_in_place import Evictions, evict_in_place
 from kvsearch_kernels.picking import gather
 from kvsearch_kernels.scored_attention import scored_attention

@@ -26,7 +26,7 @@ from kvsearch.models.shape import body
 from kvsearch.policy import Policy
 from kvsearch.rules import Reread
 from kvsearch.rules.reread import RereadScorer
-from kvsearch.text.borders import encoder, inside
+from kvsearch.workloads.text.borders import encoder, inside
 
 FIRST = "\n\nRepeat the previous context exactly.\n"  # as the paper's public code has it
 LATER = "\n\nRepeat the part of the previous context exactly, starting with"

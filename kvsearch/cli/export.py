@@ -14,7 +14,7 @@ from kvsearch.errors import RunError
 
 if TYPE_CHECKING:
     from kvsearch.commands.exported import Exported
-    from kvsearch.records import Interval
+    from kvsearch.results.records import Interval
 
 
 @click.command("export")

@@ -18,9 +18,10 @@ def command(run_dir: Path, as_json: bool, quiet: bool) -> None:
     """
     from kvsearch.config import study
     from kvsearch.errors import RunError
-    from kvsearch.policy_search.folder import RunFolder
     from kvsearch.report.terminal import closing
-    from kvsearch.run.summary import Unfinished, read, write
+    from kvsearch.report.write import write
+    from kvsearch.results.folder import RunFolder
+    from kvsearch.run.summarise import Unfinished, read
     from kvsearch.run.unfinished import so_far
 
     if not run_dir.is_dir():

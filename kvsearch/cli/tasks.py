@@ -24,7 +24,7 @@ def command(as_json: bool, quiet: bool, **given: Any) -> None:
     context than without, certainly and by 0.2 nats a token, or policies cannot be compared on it.
     """
     from kvsearch.commands import tables
-    from kvsearch.records import plain
+    from kvsearch.results.records import plain
 
     found: Any = tables.tasks(**given, progress=not quiet)
     if given["model"] is None:

@@ -38,7 +38,7 @@ def _digest(file: Path, kind: str) -> str:
     """The digest of a space or policy file, if it is valid as far as that shows without a model."""
     from kvsearch.errors import PolicyError
     from kvsearch.policy import Policy, require_slots
-    from kvsearch.space import load
+    from kvsearch.policy_space import load
 
     if kind == "space":
         return load(str(file)).digest

@@ -20,10 +20,10 @@ from kvsearch.session import inputs
 from kvsearch.session.policies import prunes
 from kvsearch.session.progress import Shown
 from kvsearch.session.session import Session
-from kvsearch.text import windows as cut_windows
 from kvsearch.train.recipe import Recipe
 from kvsearch.train.scheduled import require_schedule
 from kvsearch.train.work import Work
+from kvsearch.workloads.text import windows as cut_windows
 
 HELD_OUT, WINDOWS = 0.1, 8  # share of the text that is not trained on, and windows of it at most
 

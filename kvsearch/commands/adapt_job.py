@@ -13,8 +13,8 @@ import torch
 from numpy.typing import NDArray
 
 from kvsearch.commands.adapt_report import NLL, Adapted, compared
-from kvsearch.commands.nll_table import write_nll
-from kvsearch.evaluation.quality import Evaluator
+from kvsearch.commands.evaluated import write_nll
+from kvsearch.evaluation.evaluator import Evaluator
 from kvsearch.files import finite, write_atomic
 from kvsearch.folders import drafted
 from kvsearch.models import given, surgery
@@ -22,15 +22,15 @@ from kvsearch.models.load import LoadedModel
 from kvsearch.models.read import quiet, read
 from kvsearch.models.shape import shape_of
 from kvsearch.policy import Channels, Policy
-from kvsearch.policy.origin import without_figures
+from kvsearch.policy.policy import without_figures
 from kvsearch.session.progress import Shown, Step
-from kvsearch.text.parts import Tokens
 from kvsearch.train.loop import Trained, fit
 from kvsearch.train.lora import closed, opened, trained_numbers
 from kvsearch.train.new_token import with_new_token
 from kvsearch.train.recipe import Recipe
 from kvsearch.train.scheduled import Scheduled
 from kvsearch.train.work import Work, saving
+from kvsearch.workloads.text.parts import Tokens
 
 FULL = Policy(name="full")
 

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvsearch.records import Interval
-from kvsearch.stats import paired
+from kvsearch.results.intervals import paired
+from kvsearch.results.records import Interval
 
 NLL = NDArray[np.float32]
 

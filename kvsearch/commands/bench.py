@@ -7,10 +7,10 @@ from kvsearch.config.commands import BenchConfig
 from kvsearch.config.function import takes
 from kvsearch.evaluation import throughput
 from kvsearch.models.load import require_context
-from kvsearch.records import Throughput
+from kvsearch.results.records import Throughput
 from kvsearch.session import inputs
 from kvsearch.session.session import Session
-from kvsearch.text import windows
+from kvsearch.workloads.text import windows
 
 
 class Benched(NamedTuple):

@@ -1,12 +1,18 @@
 """What an evaluation measured: a row for each policy on each workload."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
 from kvsearch.errors import RunError
-from kvsearch.records import Interval, columns, plain
+from kvsearch.files import write_parquet
+from kvsearch.results.records import Interval, columns, plain
 from kvsearch.workloads.items import See
 
 if TYPE_CHECKING:
@@ -167,3 +173,25 @@ class NotWritten(RunError):
     def __init__(self, why: str, result: EvaluateResult) -> None:
         super().__init__(why)
         self.result = result
+
+
+def write_nll(
+    file: Path, nll: Sequence[tuple[str, NDArray[np.float32]]], ids: NDArray[np.int64]
+) -> None:
+    """Write columns policy, window, pos, token, nll.
+
+    Args:
+        file: to write.
+        nll: nats per token `[W, T - 1]` of each policy, with its name.
+        ids: token windows `[W, T]`; `token` is the one that was predicted, at position `pos`.
+    """
+    W, T = ids.shape
+    n = W * (T - 1)
+    columns = {
+        "policy": pa.array([name for name, _ in nll for _ in range(n)]).dictionary_encode(),
+        "window": np.tile(np.repeat(np.arange(W, dtype=np.int32), T - 1), len(nll)),
+        "pos": np.tile(np.arange(1, T, dtype=np.int32), W * len(nll)),
+        "token": np.tile(ids[:, 1:].astype(np.int32).ravel(), len(nll)),
+        "nll": np.concatenate([found.ravel() for _, found in nll]),
+    }
+    write_parquet(file, pa.table(columns))

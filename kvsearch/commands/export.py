@@ -17,8 +17,8 @@ from kvsearch.config.commands import ExportConfig
 from kvsearch.config.function import takes
 from kvsearch.config.model import ModelConfig
 from kvsearch.errors import KvsearchError, RunError
-from kvsearch.evaluation.fed import require_anchors
-from kvsearch.evaluation.quality import Evaluator
+from kvsearch.evaluation.anchored_tokens import require_anchors
+from kvsearch.evaluation.evaluator import Evaluator
 from kvsearch.exporters import (
     OTHERS,
     Artefact,
@@ -39,14 +39,13 @@ from kvsearch.models.learned import newest
 from kvsearch.models.load import LoadedModel, shape_named
 from kvsearch.models.shared import policy_file
 from kvsearch.policy import ModelShape, Policy, check, layout
-from kvsearch.policy_search.folder import run_of
+from kvsearch.results.folder import run_of
+from kvsearch.results.intervals import paired
 from kvsearch.results.study import Study
 from kvsearch.session import inputs
-from kvsearch.session.learned import learns
-from kvsearch.session.policies import is_method, method
+from kvsearch.session.policies import is_method, learns, method
 from kvsearch.session.progress import Shown
-from kvsearch.stats import paired
-from kvsearch.text import windows as cut_windows
+from kvsearch.workloads.text import windows as cut_windows
 
 ANY_MODEL = "MODEL"  # in artefacts, where no model was named
 P = ParamSpec("P")

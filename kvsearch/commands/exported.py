@@ -10,7 +10,7 @@ from pydantic import TypeAdapter
 from kvsearch.commands.evaluated import EvaluateResult
 from kvsearch.exporters import Proof, Target, Verdict, proof
 from kvsearch.policy import Policy
-from kvsearch.records import Interval
+from kvsearch.results.records import Interval
 
 _ANY = TypeAdapter(Any)
 

@@ -17,7 +17,7 @@ import yaml
 
 from kvsearch.errors import KvsearchError
 from kvsearch.evaluation.answers import spoken
-from kvsearch.evaluation.quality import Evaluator
+from kvsearch.evaluation.evaluator import Evaluator
 from kvsearch.files import csv_text, write_all
 from kvsearch.policy import Policy
 from kvsearch.workloads import TASKS, Ask, Prompts

@@ -13,14 +13,14 @@ from kvsearch.errors import KvsearchError, TextError, nearest, quoted
 from kvsearch.files import require_writable, write_atomic
 from kvsearch.folders import drafted, require_new
 from kvsearch.models import learned
-from kvsearch.named_methods import at
+from kvsearch.policy_space.methods import at
 from kvsearch.rules import RULES, KVzap
 from kvsearch.rules.kvzap import file_of
 from kvsearch.session import inputs
 from kvsearch.session.session import Session
-from kvsearch.text import windows as cut_windows
 from kvsearch.train.kvzap import fit
 from kvsearch.train.work import saving
+from kvsearch.workloads.text import windows as cut_windows
 
 CONTEXTS, HELD_OUT = 64, 0.1  # that are learned from, and share of the text that is predicted
 SIZE = 4  # tokens of a context that come to a slot, where no budget is given

@@ -10,14 +10,14 @@ from kvsearch.config.function import takes
 from kvsearch.errors import PolicyError, TextError
 from kvsearch.files import require_writable, write_atomic
 from kvsearch.folders import drafted, require_new
-from kvsearch.knobs import Setting
-from kvsearch.knobs.channels import needs
 from kvsearch.models import surgery
 from kvsearch.models.given import require_plain
 from kvsearch.models.load import LoadedModel, max_context
 from kvsearch.models.pruned import PrunedForCausalLM
 from kvsearch.models.read import quiet
 from kvsearch.policy import Channels, Policy
+from kvsearch.policy_space import Setting
+from kvsearch.policy_space.channels import needs
 from kvsearch.session.policies import prunes, values_of
 from kvsearch.session.session import Session
 from kvsearch.train.work import saving

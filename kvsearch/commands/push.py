@@ -13,12 +13,12 @@ from kvsearch.models.learned import beside
 from kvsearch.models.read import brief
 from kvsearch.models.shared import FILE, is_repository, policy_file
 from kvsearch.policy import ModelShape, Policy, check
-from kvsearch.policy.origin import without_figures
-from kvsearch.policy_search.folder import RunFolder, run_of
-from kvsearch.records import Row
+from kvsearch.policy.policy import without_figures
 from kvsearch.report.card import Proven, card, document
+from kvsearch.results.folder import RunFolder, run_of
+from kvsearch.results.records import Row
 from kvsearch.results.summary import Summary
-from kvsearch.run import summary as summaries
+from kvsearch.run import summarise
 
 HEADS = "heads.json"  # as in a run folder
 
@@ -106,8 +106,8 @@ def _measured(run: Path | None, policy: Policy) -> tuple[Summary, Row] | None:
     if run is None:
         return None
     try:
-        summary = summaries.read(RunFolder(run, write=False))
-    except summaries.Unfinished:
+        summary = summarise.read(RunFolder(run, write=False))
+    except summarise.Unfinished:
         return None
     layers = summary.study.shape.layers
     key = policy.fingerprint(layers)

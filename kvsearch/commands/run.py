@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 from kvsearch.config.function import takes
 from kvsearch.config.run_config import RunConfig
-from kvsearch.pareto import front
 from kvsearch.policy import Policy
-from kvsearch.records import Row, Trial, columns, plain
 from kvsearch.report.tables import bytes_text
+from kvsearch.results.pareto import front
+from kvsearch.results.records import Row, Trial, columns, plain
 from kvsearch.results.summary import Summary
 from kvsearch.results.verdict import judged
 from kvsearch.run.run import Run
@@ -51,7 +51,7 @@ class SearchResult:
         return verdict is not None and verdict.holds != "no"
 
     def to_frame(self) -> "pd.DataFrame":
-        """All trials, a row each, with every field of `kvsearch.records.Trial`.
+        """All trials, a row each, with every field of `kvsearch.results.records.Trial`.
 
         Policies and parameters are JSON.
         """

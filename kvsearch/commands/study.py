@@ -15,9 +15,9 @@ from pathlib import Path
 
 from kvsearch.errors import RunError
 from kvsearch.files import write_atomic
-from kvsearch.policy_search.folder import RunFolder
 from kvsearch.report.tables import front_csv
-from kvsearch.run import summary
+from kvsearch.results.folder import RunFolder
+from kvsearch.run import summarise
 
 FRONT = "front.csv"
 
@@ -65,7 +65,7 @@ def _derived(study: Path) -> dict[str, bytes]:
 
 
 def _from_run(run: Path) -> bytes:
-    return front_csv(summary.read(RunFolder(run, write=False)).rows).encode()
+    return front_csv(summarise.read(RunFolder(run, write=False)).rows).encode()
 
 
 def _from_script(study: Path) -> dict[str, bytes]:

@@ -12,7 +12,7 @@ from kvsearch.config.function import takes
 from kvsearch.errors import KvsearchError
 from kvsearch.exporters import TARGETS, environments, find
 from kvsearch.exporters.target import Proof
-from kvsearch.named_methods import METHODS, Method
+from kvsearch.policy_space.methods import METHODS, Method
 from kvsearch.workloads import TASKS, Task
 
 if TYPE_CHECKING:

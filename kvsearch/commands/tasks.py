@@ -9,8 +9,8 @@ from kvsearch.models.load import max_context
 from kvsearch.session import inputs
 from kvsearch.session.progress import Shown
 from kvsearch.session.workloads import context_worth, from_tasks
-from kvsearch.text import split, tokenize
 from kvsearch.workloads import TASKS, parse
+from kvsearch.workloads.text import split, tokenize
 
 
 @dataclass(frozen=True)

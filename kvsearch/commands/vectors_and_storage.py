@@ -5,11 +5,11 @@ from pathlib import Path
 
 from kvsearch.config import study as studies
 from kvsearch.errors import RunError
-from kvsearch.exporters.optuna_storage import sqlite
 from kvsearch.files import write_all, write_atomic
 from kvsearch.models.shared import policy_file
 from kvsearch.policy import Policy
-from kvsearch.policy_search.folder import RunFolder
+from kvsearch.policy_search.optuna_storage import sqlite
+from kvsearch.results.folder import RunFolder
 
 FILE = "optuna.db"
 
@@ -90,7 +90,7 @@ def vectors(
         KvsearchError: the policy cannot be read, needs a text, or other files exist; nothing was
             written.
     """
-    from kvsearch.exporters.vectors import kit  # loads torch
+    from kvsearch.vectors import kit  # loads torch
 
     asked = Policy.from_json(policy)
     folder = Path(policy).with_name(f"{Path(policy).stem}-vectors") if out is None else Path(out)

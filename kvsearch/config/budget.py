@@ -8,8 +8,8 @@ from typing import Any
 from kvsearch.config.checks import within
 from kvsearch.config.option import Config, Word, option, part
 from kvsearch.errors import KvsearchError, TextError, quoted
-from kvsearch.knobs import Setting
 from kvsearch.policy import ModelShape
+from kvsearch.policy_space import Setting
 
 MOST = 1 << 60  # slots, or bytes: more than any memory, and what is counted from it stays finite
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from kvsearch.errors import KvsearchError, ModelError, TextError, nearest, quoted
-from kvsearch.text import Text, TextLike
+from kvsearch.workloads.text import Text, TextLike
 
 if TYPE_CHECKING:
     from kvsearch.models.load import LoadedModel

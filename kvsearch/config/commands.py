@@ -33,7 +33,7 @@ from kvsearch.config.workload import (
 )
 from kvsearch.errors import KvsearchError
 from kvsearch.policy import Policy
-from kvsearch.text import TextLike
+from kvsearch.workloads.text import TextLike
 
 CONTEXT, LONGEST = 2048, 8192  # tokens of a window by default, and at most without --context
 PolicyLike = str | PathLike[str] | Policy

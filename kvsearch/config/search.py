@@ -8,9 +8,9 @@ from kvsearch.config.checks import at_least, names
 from kvsearch.config.option import ALWAYS, CHANGED, JOINED, Config, Given, Word, option, part
 from kvsearch.config.workload import Words
 from kvsearch.errors import KvsearchError, named
-from kvsearch.policy_search.portfolio import DEFAULT as DEFAULT_PORTFOLIO
 from kvsearch.policy_search.samplers import DEFAULT as DEFAULT_SAMPLER
 from kvsearch.policy_search.samplers import NAMES
+from kvsearch.policy_space.portfolio import DEFAULT as DEFAULT_PORTFOLIO
 
 if TYPE_CHECKING:
     from optuna.samplers import BaseSampler

@@ -10,9 +10,9 @@ from pathlib import Path
 from kvsearch.config.checks import at_least, one_of, paths, several, texts
 from kvsearch.config.option import ALWAYS, Config, Given, again, option, ordered, part
 from kvsearch.errors import KvsearchError, TextError, quoted
-from kvsearch.text import TextLike
 from kvsearch.workloads import LEAST_TOKENS, SEES, See, TaskSpec, expanded, parse
 from kvsearch.workloads.parts import TEXT
+from kvsearch.workloads.text import TextLike
 
 Texts = Given[TextLike | Sequence[TextLike] | None, tuple[TextLike, ...]]
 Files = Given[str | PathLike[str] | Sequence[str | PathLike[str]], tuple[Path, ...]]

@@ -19,14 +19,14 @@ from torch import Tensor
 
 from kvsearch.cache.huggingface import PolicyCache
 from kvsearch.errors import OutOfMemory, PolicyError, lacks_memory
-from kvsearch.evaluation.measurement import Answered
-from kvsearch.evaluation.quality import Evaluator, check_finite
+from kvsearch.evaluation.evaluator import Evaluator, check_finite
 from kvsearch.evaluation.replay import deployed, finite
 from kvsearch.models.disk_cache import remembered
 from kvsearch.models.load import LoadedModel
 from kvsearch.policy import Policy
-from kvsearch.workloads.encode import Greedy
+from kvsearch.results.measurement import Answered
 from kvsearch.workloads.items import Ask, Ids, Item, Prompts, See, ids
+from kvsearch.workloads.prompts.encode import Greedy
 
 TOGETHER = 1 << 14  # tokens of copies of a context that are there at once
 NEW_TOKENS = 32  # of an answer that the full cache gives

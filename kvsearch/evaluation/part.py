@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from kvsearch.evaluation.answers import answered, answers
-from kvsearch.evaluation.measurement import Answered, Measurement
-from kvsearch.evaluation.quality import Evaluator
+from kvsearch.evaluation.evaluator import Evaluator
 from kvsearch.policy import Policy
+from kvsearch.results.measurement import Answered, Measurement
 from kvsearch.workloads.items import Item
 from kvsearch.workloads.parts import Part
 

@@ -12,14 +12,14 @@ from torch import Tensor
 
 from kvsearch.cache.huggingface import PolicyCache
 from kvsearch.errors import KvsearchError, OutOfMemory, lacks_memory
+from kvsearch.evaluation.anchored_tokens import Fed, feed, flags
 from kvsearch.evaluation.batches import Batches
-from kvsearch.evaluation.fed import Fed, feed, flags
-from kvsearch.evaluation.measurement import Anchored
 from kvsearch.models.head import NOT_FINITE, Head
 from kvsearch.models.load import LoadedModel
 from kvsearch.models.shape import angle_switch, require_angles
 from kvsearch.policy import Policy, check, layout
 from kvsearch.policy.sequences import TextBytes, text_bytes
+from kvsearch.results.measurement import Anchored
 
 
 class Replay:

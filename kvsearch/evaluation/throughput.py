@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 from kvsearch.cache.cuda.graphs import Decoded, cuda_graphs, serves
 from kvsearch.cache.huggingface import PolicyCache, full_cache
 from kvsearch.errors import ModelError, TextError
-from kvsearch.evaluation.fed import feed
+from kvsearch.evaluation.anchored_tokens import feed
 from kvsearch.models.load import LoadedModel
 from kvsearch.models.shape import body
 from kvsearch.policy import Policy, layout
-from kvsearch.records import Throughput
+from kvsearch.results.records import Throughput
 
 WARM = 4  # tokens decoded before the clock starts
 PROVED = 8  # beside an interval, until a CUDA graph has been compared with its launches twice

@@ -12,8 +12,7 @@ import yaml
 from kvsearch.errors import KvsearchError
 from kvsearch.exporters.capability import ONE, Capability, Eviction, Format, Sizes
 from kvsearch.exporters.layers import format_per_layer, slots_per_layer
-from kvsearch.exporters.shell import serve
-from kvsearch.exporters.target import Artefact, Job, Target
+from kvsearch.exporters.target import Artefact, Job, Target, serve
 
 
 def _word(target: Target, job: Job, otherwise: str) -> str:

@@ -15,7 +15,7 @@ from kvsearch.exporters.capability import Capability, Eviction, Format, Ranking
 from kvsearch.exporters.fields import FIELDS, active, value, with_value
 from kvsearch.exporters.target import Proof, Target
 from kvsearch.policy import Budgets, Channels, HeadTiers, ModelShape, Policy, Quantizer, Tier, check
-from kvsearch.policy.origin import without_figures
+from kvsearch.policy.policy import without_figures
 from kvsearch.rules import Rule
 
 

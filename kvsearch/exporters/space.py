@@ -10,9 +10,8 @@ from kvsearch.exporters.capability import Capability, Eviction, Format, Ranking,
 from kvsearch.exporters.layers import others_of
 from kvsearch.exporters.project import same_rule
 from kvsearch.exporters.target import Target
-from kvsearch.knobs import RULES, Value
 from kvsearch.policy import ModelShape
-from kvsearch.space import SearchSpace
+from kvsearch.policy_space import RULES, SearchSpace, Value
 
 Axes = dict[str, dict[str, Any]]
 

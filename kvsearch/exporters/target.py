@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from shlex import quote
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -154,3 +155,17 @@ def unknown_options(target: Target, options: Mapping[str, Any]) -> list[str]:
         elif not isinstance(value, known) or (known is int and isinstance(value, bool)):
             out.append(f"{name} {value!r}")
     return out
+
+
+def serve(model: str, command: str) -> str:
+    """A script that takes another model, and options of the server behind it.
+
+    Args:
+        model: served where no other is named.
+        command: with `"$model"`, and the options that the policy needs.
+    """
+    return (
+        "#!/bin/sh\n# serve.sh [MODEL [OPTION ...]]\n"
+        f"model=${{1:-{quote(model)}}}\n[ $# -eq 0 ] || shift\n"
+        f'exec {command} "$@"\n'
+    )

@@ -81,7 +81,7 @@ def score(made: Artefact, loaded: "LoadedModel", ids: NDArray[np.int64], prompt:
         ids: token windows `[W, T]`.
         prompt: tokens of the first call.
     """
-    from kvsearch.evaluation.quality import stepwise
+    from kvsearch.evaluation.evaluator import stepwise
 
     if made.options:  # a cache of transformers itself
         return _score_stock(loaded, ids)

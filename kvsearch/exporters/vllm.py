@@ -9,8 +9,7 @@ from typing import Any
 from kvsearch.exporters.capability import Capability, Format
 from kvsearch.exporters.layers import format_per_layer, require_no_others
 from kvsearch.exporters.project import its_own
-from kvsearch.exporters.shell import serve
-from kvsearch.exporters.target import Artefact, Environment, Job, Target
+from kvsearch.exporters.target import Artefact, Environment, Job, Target, serve
 from kvsearch.serving.accepts import LACKS, UNREAD
 
 VERSION = "0.32.0"

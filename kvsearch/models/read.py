@@ -1,5 +1,7 @@
 """Model and tokenizer out of a local folder, quietly, or one sentence that says why not."""
 
+import logging
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, redirect_stderr
 from io import StringIO
@@ -8,7 +10,7 @@ from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
-from transformers.utils import logging
+from transformers.utils import logging as hf_logging
 
 from kvsearch.errors import ModelError
 from kvsearch.models import pruned
@@ -100,15 +102,15 @@ def parameters_of(config: Any) -> int:
 @contextmanager
 def quiet() -> Iterator[None]:
     """Silence transformers; what the user had set comes back afterwards, also after an error."""
-    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity(logging.CRITICAL)
-    logging.disable_progress_bar()
+    level, bars = hf_logging.get_verbosity(), hf_logging.is_progress_bar_enabled()
+    hf_logging.set_verbosity(hf_logging.CRITICAL)
+    hf_logging.disable_progress_bar()
     try:
         yield
     finally:
-        logging.set_verbosity(level)
+        hf_logging.set_verbosity(level)
         if bars:
-            logging.enable_progress_bar()
+            hf_logging.enable_progress_bar()
 
 
 def brief(error: Any) -> str:
@@ -118,3 +120,16 @@ def brief(error: Any) -> str:
     if text.endswith(":") and len(lines) > 1:
         text = f"{text} {lines[1]}"
     return text if len(text) <= 240 else text[:237] + "..."
+
+
+@contextmanager
+def muted() -> Iterator[None]:
+    """No warnings and no log lines inside; what was set before comes back afterwards."""
+    before = logging.root.manager.disable
+    with quiet(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        logging.disable(logging.WARNING)
+        try:
+            yield
+        finally:
+            logging.disable(before)

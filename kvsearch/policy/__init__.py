@@ -9,8 +9,8 @@ from kvsearch.policy.key_offset import Offset
 from kvsearch.policy.ladder import Rungs, offset, rungs
 from kvsearch.policy.layout import LayerLayout, Layout, layout
 from kvsearch.policy.parts import Budgets, HeadTiers, Ladder, Quantizer, Tier
+from kvsearch.policy.policy import Policy
 from kvsearch.policy.shape import ModelShape
-from kvsearch.policy.types import Policy
 
 __all__ = [
     "Anchors",

@@ -10,8 +10,8 @@ from functools import lru_cache
 from kvsearch.errors import PolicyError
 from kvsearch.policy.ladder import Rungs, rungs
 from kvsearch.policy.parts import Budgets
+from kvsearch.policy.policy import Policy
 from kvsearch.policy.shape import ModelShape
-from kvsearch.policy.types import Policy
 
 Slots = tuple[int, ...] | tuple[None, ...]
 

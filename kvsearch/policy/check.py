@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from kvsearch.errors import PolicyError
 from kvsearch.policy.channels import ALL, NONE
 from kvsearch.policy.layout import layout
+from kvsearch.policy.policy import Policy
 from kvsearch.policy.shape import ModelShape
-from kvsearch.policy.types import Policy
 from kvsearch_kernels.codebooks import Codebook
 
 

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvsearch.policy.ladder import Rungs
+from kvsearch.policy.policy import Policy
 from kvsearch.policy.shape import ModelShape
-from kvsearch.policy.types import Policy
 from kvsearch_kernels.codebooks import Codebook
 
 TAG_BYTES = 1  # uint8 tier index

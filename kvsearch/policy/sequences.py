@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvsearch.policy.layout import LayerLayout, Layout
+from kvsearch.policy.policy import Policy
 from kvsearch.policy.schedule import NEVER, Ints
-from kvsearch.policy.types import Policy
 
 Flags = NDArray[np.bool_]
 

@@ -13,22 +13,22 @@ from typing import Any
 import optuna
 
 from kvsearch.errors import RunError
-from kvsearch.evaluation.measurement import Measurement
-from kvsearch.knobs import Value
-from kvsearch.knobs.naming import name_of
-from kvsearch.named_methods import METHODS
 from kvsearch.policy import Policy
-from kvsearch.policy_search.crash_counter import ATTEMPTS
+from kvsearch.policy_search.admission import KINDS, Task, admitted, baselines
 from kvsearch.policy_search.executors import Executor
-from kvsearch.policy_search.folder import RunFolder
-from kvsearch.policy_search.loop import Evaluation, Loop
-from kvsearch.policy_search.measure import GIVEN_UP, PART, measure
+from kvsearch.policy_search.fixed_list import GIVEN_UP, PART, measure
+from kvsearch.policy_search.job_loop import Evaluation, Loop
+from kvsearch.policy_search.optuna_study import Study
 from kvsearch.policy_search.pacing import Pacing
-from kvsearch.policy_search.state import SearchState, Watch
-from kvsearch.policy_search.study import Study
-from kvsearch.policy_search.task import KINDS, Task, admitted, baselines
+from kvsearch.policy_search.trials import SearchState, Watch
 from kvsearch.policy_search.window_scheduler import WindowScheduler
-from kvsearch.records import Kind, Trial
+from kvsearch.policy_space import Value
+from kvsearch.policy_space.methods import METHODS
+from kvsearch.policy_space.naming import name_of
+from kvsearch.results.attempts import ATTEMPTS
+from kvsearch.results.folder import RunFolder
+from kvsearch.results.measurement import Measurement
+from kvsearch.results.records import Kind, Trial
 
 MAX_FAILURES = 5  # in a row, without one success, that end a run
 

@@ -14,8 +14,8 @@ lost on the further windows is worse: those were chosen for their luck on the fi
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain, repeat
 
-from kvsearch.pareto import nondominated
-from kvsearch.records import Trial
+from kvsearch.results.pareto import nondominated
+from kvsearch.results.records import Trial
 
 BEST = 4  # policies within the budget that get more windows, beside the front
 

@@ -5,8 +5,8 @@ With many evaluators most proposals would otherwise be made at once, knowing not
 
 from collections.abc import Sequence
 
-from kvsearch.policy_search.state import SearchState
-from kvsearch.records import Kind
+from kvsearch.policy_search.trials import SearchState
+from kvsearch.results.records import Kind
 
 AT_ONCE = 0.5  # share of the free proposals that are left which is evaluated at once, at most
 MISSES = 50  # proposals without an evaluation, per trial asked for, after which none is made

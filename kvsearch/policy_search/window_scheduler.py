@@ -10,12 +10,12 @@ One evaluator is never without a job while another has one, so it prefetches not
 from collections.abc import Mapping
 
 from kvsearch.policy_search import fidelity
-from kvsearch.policy_search.crash_counter import ATTEMPTS
-from kvsearch.policy_search.loop import Evaluation
-from kvsearch.policy_search.measure import GIVEN_UP, PART
+from kvsearch.policy_search.fixed_list import GIVEN_UP, PART
+from kvsearch.policy_search.job_loop import Evaluation
 from kvsearch.policy_search.pacing import Pacing
-from kvsearch.policy_search.state import SearchState
-from kvsearch.records import Trial
+from kvsearch.policy_search.trials import SearchState
+from kvsearch.results.attempts import ATTEMPTS
+from kvsearch.results.records import Trial
 
 RANKS = 12  # ranks of policies from which an evaluator without a job takes a window, see `likely`
 LEVEL_RANKS = 2  # the same when nothing but the last windows of contenders is under way

@@ -4,9 +4,9 @@ from pathlib import Path
 from typing import Any
 
 from kvsearch.files import finite, write_atomic
-from kvsearch.records import Row
 from kvsearch.report import facts
 from kvsearch.report.tables import front_csv, policy_files
+from kvsearch.results.records import Row
 from kvsearch.results.summary import Summary
 
 __all__ = ["write_report"]

@@ -6,11 +6,11 @@ from typing import Any
 
 from kvsearch.models.aliases import hub_id
 from kvsearch.policy import Policy
-from kvsearch.records import Recheck, Row
 from kvsearch.report import facts
 from kvsearch.report.describe import describe
 from kvsearch.report.tables import bytes_text, interval_text
 from kvsearch.report.words import words_of
+from kvsearch.results.records import Recheck, Row
 from kvsearch.results.summary import Summary
 
 _USE = """\

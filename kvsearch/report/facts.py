@@ -5,8 +5,8 @@ from dataclasses import replace
 from textwrap import shorten
 from typing import Any
 
-from kvsearch.records import Recheck, Row
 from kvsearch.report.words import words_of
+from kvsearch.results.records import Recheck, Row
 from kvsearch.results.summary import Summary
 
 PARTS = ("search", "select", "report")

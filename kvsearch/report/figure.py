@@ -3,7 +3,7 @@
 import io
 from typing import Any
 
-from kvsearch.records import Kind
+from kvsearch.results.records import Kind
 
 DPI = 200  # twice the pixels of a plain screen at a hundred to the inch
 INK, GREY, FAINT = "#1c2530", "#5c6773", "#d9dee3"

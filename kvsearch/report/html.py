@@ -7,7 +7,6 @@ from importlib import resources
 from typing import Any
 
 from kvsearch.policy import ModelShape, Policy
-from kvsearch.records import Example, Row
 from kvsearch.report import facts
 from kvsearch.report.describe import compact_json, describe
 from kvsearch.report.facts import STATES
@@ -26,6 +25,7 @@ from kvsearch.report.tables import (
     verdict,
 )
 from kvsearch.report.words import Words, words_of
+from kvsearch.results.records import Example, Row
 from kvsearch.results.summary import Summary
 
 _SHORT = {

@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvsearch.records import Kind, Needle, Row
 from kvsearch.report.figure import COLOUR, FAINT, GREY, INK, new_figure, png, style
 from kvsearch.report.screen import shortened
+from kvsearch.results.records import Kind, Needle, Row
 from kvsearch.results.summary import Summary
 
 BINS = 5  # of the depth

@@ -8,9 +8,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kvsearch.pareto import front
 from kvsearch.policy import ModelShape
-from kvsearch.records import Curve, Interval, Kind, Row, Trial
 from kvsearch.report import facts
 from kvsearch.report.describe import compact_json, describe
 from kvsearch.report.tables import (
@@ -21,6 +19,8 @@ from kvsearch.report.tables import (
     verdict,
 )
 from kvsearch.report.words import Words, words_of
+from kvsearch.results.pareto import front
+from kvsearch.results.records import Curve, Interval, Kind, Row, Trial
 from kvsearch.results.summary import Summary
 
 NEAR = 0.9  # share of the budget from which a row is compared with those at it

@@ -4,7 +4,6 @@ import math
 from dataclasses import dataclass
 
 from kvsearch.policy import ModelShape
-from kvsearch.records import Interval, Row
 from kvsearch.report import facts
 from kvsearch.report.describe import describe
 from kvsearch.report.figure import LABEL
@@ -17,6 +16,7 @@ from kvsearch.report.tables import (
     verdict,
 )
 from kvsearch.report.words import FACTS, MIXED, TEXT, Words, words_of
+from kvsearch.results.records import Interval, Row
 from kvsearch.results.summary import Summary
 from kvsearch.results.verdict import far_behind, judged
 

@@ -8,10 +8,10 @@ from dataclasses import fields
 from typing import Any, Literal
 
 from kvsearch.files import csv_text
-from kvsearch.records import Interval, Kept, Row, Throughput
 from kvsearch.report.describe import describe
+from kvsearch.results.records import Interval, Kept, Row, Throughput
+from kvsearch.results.student_t import quantile
 from kvsearch.results.summary import Summary
-from kvsearch.student import quantile
 
 Verdict = Literal["better", "worse", "no clear difference"]
 

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from kvsearch.evaluation.key_offsets import KeyMeans
+from kvsearch.model_analysis.key_offsets import KeyMeans
 from kvsearch.policy import HeadLosses
-from kvsearch.records import REPORT, Interval, Row, Throughput, plain
 from kvsearch.report.describe import describe
 from kvsearch.report.facts import STATES, gained, left_out, placed, text_name, unused
 from kvsearch.report.figure import LABEL
@@ -22,6 +21,7 @@ from kvsearch.report.tables import (
     sizes_text,
 )
 from kvsearch.report.words import FACTS, MIXED, TEXT, Words, words_of
+from kvsearch.results.records import REPORT, Interval, Row, Throughput, plain
 from kvsearch.results.summary import Summary
 from kvsearch.results.verdict import judged
 

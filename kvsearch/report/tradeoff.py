@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from kvsearch.records import Kind, Row
 from kvsearch.report.figure import (
     COLOUR,
     FAINT,
@@ -20,6 +19,7 @@ from kvsearch.report.figure import (
     style,
 )
 from kvsearch.report.labels import place
+from kvsearch.results.records import Kind, Row
 from kvsearch.results.summary import Summary
 
 

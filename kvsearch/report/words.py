@@ -3,8 +3,8 @@
 import math
 from dataclasses import dataclass, replace
 
-from kvsearch.records import Row
 from kvsearch.report.tables import ppl_interval, ppl_text
+from kvsearch.results.records import Row
 from kvsearch.results.summary import Summary
 
 

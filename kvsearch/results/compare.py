@@ -9,10 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from math import hypot
 
-from kvsearch.evaluation.measurement import Answered, kept
-from kvsearch.pareto import front
-from kvsearch.records import Discordant, Interval, Kept, Kind
-from kvsearch.stats import (
+from kvsearch.results.intervals import (
     Blocks,
     Spread,
     common,
@@ -26,6 +23,9 @@ from kvsearch.stats import (
     through,
     wilson_by_group,
 )
+from kvsearch.results.measurement import Answered, kept
+from kvsearch.results.pareto import front
+from kvsearch.results.records import Discordant, Interval, Kept, Kind
 
 
 @dataclass(frozen=True, eq=False)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from kvsearch.records import (
+from kvsearch.results.records import (
     REPORT,
     Curve,
     Example,

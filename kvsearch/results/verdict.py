@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from kvsearch.records import Interval
+from kvsearch.results.records import Interval
 from kvsearch.results.summary import Summary
 
 FAR = 0.3  # nats a token, or shares of the context, from which a starting point is far behind

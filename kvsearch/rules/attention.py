@@ -306,7 +306,7 @@ class AttentionScorer(Scorer):
 
     def drop(self, index: "Tensor") -> None:
         """Drop all slots but `index`."""
-        from kvsearch.rules.pick import pick
+        from kvsearch.rules.base import pick
 
         sums = pick(self.sums, index if index.dim() == 1 else index[None])
         self.running.hold(sums, None if self.born is None else pick(self.born, index))

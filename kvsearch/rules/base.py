@@ -167,7 +167,7 @@ class Rule(Frozen):
         needs: what the scorer reads.
         paper: one line for `kvsearch methods`.
         presets: names under which a search reaches the rule -> fields.
-        methods: published methods -> knobs of `kvsearch.knobs` and one line about them.
+        methods: published methods -> knobs of `kvsearch.policy_space` and one line about them.
         axes: fields that a search may vary, as knobs `rule.<field>`, and for each the feature that
             shows it. Bounds are the field's own.
         feature_names: features in which the presets differ, or which tell the rule from others;
@@ -278,3 +278,14 @@ def ranked_by(ranks: "Callable[[Slots], Tensor]", needs: Collection[Need] = ()) 
 
     RankedBy.__doc__ = ranks.__doc__
     return RankedBy
+
+
+def pick(x: "Tensor", index: "Tensor") -> "Tensor":
+    """Take slots of per-slot data `[..., T]`, whose leading axes may broadcast with `index`."""
+    if x.dim() == 1:
+        return x[index]
+    if index.dim() == 1:
+        return x.index_select(-1, index)
+    if x.shape[:-1] == index.shape[:-1]:
+        return x.gather(-1, index)  # without what makes axes alike
+    return x.take_along_dim(index, -1)

@@ -122,7 +122,7 @@ class CriticalScorer(AttentionScorer):
 
     def drop(self, index: "Tensor") -> None:
         """Drop all slots but `index`; norms that are not known of all are read again."""
-        from kvsearch.rules.pick import pick
+        from kvsearch.rules.base import pick
 
         whole = self.norms.shape[-1] == self.sums.shape[-1]
         self.norms = pick(self.norms, index) if whole else self.norms[..., :0]

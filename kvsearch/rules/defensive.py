@@ -136,7 +136,7 @@ class DefensiveScorer(CriticalScorer):
 
     def drop(self, index: "Tensor") -> None:
         """Drop all slots but `index`."""
-        from kvsearch.rules.pick import pick
+        from kvsearch.rules.base import pick
 
         self.most = pick(self.most, index if index.dim() == 1 else index[None])
         super().drop(index)

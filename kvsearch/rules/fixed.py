@@ -41,7 +41,7 @@ class FixedScorer(Scorer):
 
     def keep(self, index: "Tensor | None") -> None:
         """Drop all slots but `index`."""
-        from kvsearch.rules.pick import pick
+        from kvsearch.rules.base import pick
 
         if index is not None:
             self.scores = pick(self.scores, index)

@@ -12,18 +12,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvsearch.errors import PolicyError
-from kvsearch.evaluation.measurement import Measurement
 from kvsearch.files import write_atomic
-from kvsearch.knobs import Setting, build
-from kvsearch.pareto import nondominated
 from kvsearch.policy import Policy, check, layout
 from kvsearch.policy_search.executors import Executor
 from kvsearch.policy_search.fidelity import comparable
-from kvsearch.policy_search.folder import RunFolder
-from kvsearch.policy_search.measure import measure
-from kvsearch.policy_search.run_files import ExtraText, Frozen, Measured, Size, Sizes
-from kvsearch.records import Kind, Trial
+from kvsearch.policy_search.fixed_list import measure
+from kvsearch.policy_space import Setting, build
 from kvsearch.results.compare import Comparison
+from kvsearch.results.folder import RunFolder
+from kvsearch.results.measurement import Measurement
+from kvsearch.results.pareto import nondominated
+from kvsearch.results.records import Kind, Trial
+from kvsearch.results.run_files import ExtraText, Frozen, Measured, Size, Sizes
 from kvsearch.run.report_windows import ReportWindows
 from kvsearch.session.progress import Shown
 

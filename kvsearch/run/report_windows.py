@@ -7,13 +7,13 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from kvsearch.knobs import Setting
-from kvsearch.policy_search.folder import RunFolder
-from kvsearch.policy_search.run_files import measured_row
-from kvsearch.records import Interval, Kind, MeasuredPolicy, Trial
+from kvsearch.policy_space import Setting
 from kvsearch.results.compare import Comparison, Entry
-from kvsearch.stats import BLOCK, Spread, blocks, corrected, spread, standard_error
-from kvsearch.student import quantile
+from kvsearch.results.folder import RunFolder
+from kvsearch.results.intervals import BLOCK, Spread, blocks, corrected, spread, standard_error
+from kvsearch.results.records import Interval, Kind, MeasuredPolicy, Trial
+from kvsearch.results.run_files import measured_row
+from kvsearch.results.student_t import quantile
 
 Nll = NDArray[np.float32]
 

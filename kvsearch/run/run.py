@@ -11,41 +11,40 @@ import optuna
 from kvsearch.config.budget import sized_for
 from kvsearch.config.run_config import RunConfig
 from kvsearch.errors import KvsearchError
-from kvsearch.evaluation import head_losses
-from kvsearch.evaluation.quality import Evaluator
+from kvsearch.evaluation.evaluator import Evaluator
 from kvsearch.exporters.space import searched
+from kvsearch.exporters.target_space import aim, starts, stepped
 from kvsearch.files import write_atomic
-from kvsearch.knobs import Setting, needs_heads
-from kvsearch.knobs.channels import needs
-from kvsearch.named_methods import SELDOM, at, find
+from kvsearch.model_analysis import head_losses
 from kvsearch.policy import Policy
+from kvsearch.policy_search.admission import Task, baselines
 from kvsearch.policy_search.driver import Search
 from kvsearch.policy_search.executors import Executor
-from kvsearch.policy_search.folder import RunFolder
-from kvsearch.policy_search.portfolio import inside
-from kvsearch.policy_search.portfolio import load as load_portfolio
-from kvsearch.policy_search.run_files import Measured
 from kvsearch.policy_search.samplers import Context, check_name, check_space, make
 from kvsearch.policy_search.samplers.kvei import Kvei
-from kvsearch.policy_search.task import Task, baselines
-from kvsearch.records import Trial
+from kvsearch.policy_space import Setting, needs_heads
+from kvsearch.policy_space import load as load_space
+from kvsearch.policy_space.channels import needs
+from kvsearch.policy_space.methods import SELDOM, at, find
+from kvsearch.policy_space.portfolio import inside
+from kvsearch.policy_space.portfolio import load as load_portfolio
 from kvsearch.report.terminal import standing
+from kvsearch.report.write import write
+from kvsearch.results.folder import RunFolder
+from kvsearch.results.records import Trial
+from kvsearch.results.run_files import Measured
 from kvsearch.results.study import Study
 from kvsearch.results.summary import Summary
 from kvsearch.run import executor as evaluators
-from kvsearch.run import speed, summary
+from kvsearch.run import speed, summarise
 from kvsearch.run.compile_cpu_loops import compiling
 from kvsearch.run.final_evaluation import FinalEvaluation, select_windows
 from kvsearch.run.study_document import default_folder, study_of
-from kvsearch.run.target_space import aim, starts, stepped
 from kvsearch.run.unfinished import so_far
-from kvsearch.session import channel_importance as importance
+from kvsearch.session import channel_importance, inputs, key_offsets, workloads
 from kvsearch.session import head_losses as heads
-from kvsearch.session import inputs, key_offsets, workloads
-from kvsearch.session.learned import with_learned
-from kvsearch.session.policies import values_of
+from kvsearch.session.policies import values_of, with_learned
 from kvsearch.session.progress import Shown
-from kvsearch.space import load as load_space
 
 EXAMPLES = 4  # asks of a report whose answers are shown
 LEAST_GAIN = 0.003  # nats per token, or shares of a context, see `studies/2026-11-first-answer`
@@ -163,22 +162,22 @@ class Run:
             compiled()
             self._bench(measured)
             first = Study.read(self.folder.path / "study.json")  # of a resumed run
-            leads = summary.comparison(self.folder, first, measured).leads()
+            leads = summarise.comparison(self.folder, first, measured).leads()
             policies = {row.name: row.policy for row in measured.rows}
             self._examples(measured, {n: policies[n] for n in leads})
             measured.seconds, measured.resumed = time.perf_counter() - self.start, self.resumed
             write_atomic(self.folder.path / "measured.json", measured.text())
-            built = summary.build(self.folder, first, measured)
-            result = replace(built, limits=summary.limits_of(o))
+            built = summarise.build(self.folder, first, measured)
+            result = replace(built, limits=summarise.limits_of(o))
             with shown.step("report", 1) as step:
-                summary.write(result, self.folder.path)
+                write(result, self.folder.path)
                 step.advance()
             return result
         except KeyboardInterrupt:
             if executor is not None:
                 executor.close()
             shown.say("stopping; the report of what is known follows")
-            summary.write(self.so_far(), self.folder.path)
+            write(self.so_far(), self.folder.path)
             raise
         finally:
             if executor is not None:
@@ -225,9 +224,9 @@ class Run:
         file = self.folder.path / "importance.json"
         if not file.exists():
             ids = self.text.parts[self._aside].beginnings
-            found = importance.measure(Evaluator(self.loaded), ids, wanted, self.shown.step)
+            found = channel_importance.measure(Evaluator(self.loaded), ids, wanted, self.shown.step)
             write_atomic(file, json.dumps(found.plain()) + "\n")
-        return replace(self.setting, importance=importance.read(file))
+        return replace(self.setting, importance=channel_importance.read(file))
 
     def _speed(self) -> Callable[[Policy], float] | None:
         """The decode speed that the search goes by, if it does."""
@@ -266,9 +265,11 @@ class Run:
                 watch(done, search.trials)
             evaluators.park(self.loaded, executor)
             if o.engine == "tune":
-                from kvsearch.policy_search import tune
+                from kvsearch.policy_search import ray_tune
 
-                trials = tune.run(search, self.work, slots=o.workers or 0, address=o.ray or "local")
+                trials = ray_tune.run(
+                    search, self.work, slots=o.workers or 0, address=o.ray or "local"
+                )
             else:
                 trials = search.run()
         mattered = Kvei(o.seed % 2**32, context).importances(search.study.optuna_study)
@@ -304,7 +305,7 @@ class Run:
         self.shown.stand(standing(known))
         if first:
             self._first_answer = True
-            summary.write(known, self.folder.path)
+            write(known, self.folder.path)
         self._looked = time.perf_counter()
 
     def _bench(self, measured: Measured) -> None:

@@ -8,13 +8,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvsearch.errors import PolicyError, TextError
-from kvsearch.evaluation import speed, throughput
+from kvsearch.evaluation import decode_speed, throughput
 from kvsearch.files import write_atomic
-from kvsearch.knobs import Setting
 from kvsearch.models.load import LoadedModel
-from kvsearch.named_methods import at
 from kvsearch.policy import Policy
-from kvsearch.records import Throughput
+from kvsearch.policy_space import Setting
+from kvsearch.policy_space.methods import at
+from kvsearch.results.records import Throughput
 from kvsearch.session.progress import Shown
 
 STEPS = 16
@@ -48,8 +48,8 @@ def measure(
 
 def model(
     loaded: LoadedModel, setting: Setting, ids: NDArray[np.int64], folder: Path, shown: Shown
-) -> speed.SpeedModel:
-    """The speed model of a run: measured once with a few methods, then kept in `speed.json`.
+) -> decode_speed.SpeedModel:
+    """The speed model of a run: measured once with a few methods, then kept in `decode_speed.json`.
 
     Raises:
         TextError: a window is too short to time anything.
@@ -60,7 +60,7 @@ def model(
         raise TextError("timing needs windows of at least 260 tokens; raise --context")
     if file.exists():
         kept = json.loads(file.read_text(encoding="utf-8"))
-        return speed.SpeedModel(
+        return decode_speed.SpeedModel(
             tuple(kept["seconds"]), kept["context"], loaded.shape, kept["error"], kept["probes"]
         )
     probes = []
@@ -78,9 +78,13 @@ def model(
             step.advance(1, policy.name or "")
             return 1 / found.tokens_per_s, 1 / found.full_tokens_per_s
 
-        fitted = speed.fit(probes, pair, loaded.shape, context)
+        fitted = decode_speed.fit(probes, pair, loaded.shape, context)
     kept = {k: v for k, v in asdict(fitted).items() if k != "shape"}
-    about = {"unit": "seconds per unit of work", "parts": speed.PARTS, "device": loaded.device}
+    about = {
+        "unit": "seconds per unit of work",
+        "parts": decode_speed.PARTS,
+        "device": loaded.device,
+    }
     write_atomic(file, json.dumps({**about, **kept}) + "\n")
     shown.say(
         f"speed model: fitted to {fitted.probes} policies at {context} tokens, median error "

@@ -8,11 +8,10 @@ from pathlib import Path
 
 from kvsearch.config.budget import Budget
 from kvsearch.config.run_config import RunConfig
-from kvsearch.knobs import Setting
 from kvsearch.models.load import LoadedModel
+from kvsearch.policy_space import SearchSpace, Setting
 from kvsearch.results.study import Model, Settings, Study, Text, Texts
 from kvsearch.session import inputs
-from kvsearch.space import SearchSpace
 
 
 def study_of(

@@ -4,14 +4,14 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 
-from kvsearch.policy_search import run_files
 from kvsearch.policy_search.fidelity import comparable, contenders
-from kvsearch.policy_search.folder import RunFolder
-from kvsearch.policy_search.run_files import Measured, measured_row
-from kvsearch.records import MeasuredPolicy, Trial
+from kvsearch.results import run_files
+from kvsearch.results.folder import RunFolder
+from kvsearch.results.records import MeasuredPolicy, Trial
+from kvsearch.results.run_files import Measured, measured_row
 from kvsearch.results.study import Study
 from kvsearch.results.summary import Summary
-from kvsearch.run import summary
+from kvsearch.run import summarise
 
 OPEN = {
     "search": "The run has not ended. Losses are of the search part, on which policies are chosen, "
@@ -64,7 +64,7 @@ def so_far(folder: RunFolder, study: Study, seconds: float | None = None) -> Sum
     measured = Measured(rows=rows, recommended=best, seconds=seconds)
     text = study.text.model_copy(update={"report": getattr(study.text, part)})
     known = study.model_copy(update={"text": text})
-    return replace(summary.build(folder, known, measured, part), open=OPEN[stage])
+    return replace(summarise.build(folder, known, measured, part), open=OPEN[stage])
 
 
 def _has(folder: RunFolder, part: str, names: Mapping[str, Trial], *wanted: str) -> bool:

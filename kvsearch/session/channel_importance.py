@@ -12,15 +12,15 @@ from numpy.typing import NDArray
 
 from kvsearch.config.commands import PolicyLike
 from kvsearch.errors import RunError
-from kvsearch.evaluation import importance, ppl_rise
-from kvsearch.evaluation.quality import Evaluator
-from kvsearch.knobs import Setting
-from kvsearch.knobs.channels import needs
+from kvsearch.evaluation.evaluator import Evaluator
+from kvsearch.model_analysis import channel_importance, layer_ppl_rise
 from kvsearch.policy.pruning import Importance
+from kvsearch.policy_space import Setting
+from kvsearch.policy_space.channels import needs
 from kvsearch.session.policies import values_of
 from kvsearch.session.progress import Shown
-from kvsearch.text import beside, windows
-from kvsearch.text.parts import Tokens
+from kvsearch.workloads.text import beside, windows
+from kvsearch.workloads.text.parts import Tokens
 
 ROWS, ROW = 4, 512  # windows, and tokens of each, that channels are measured on
 SHORT = 512  # tokens of a window, at least, where there are so many
@@ -45,9 +45,9 @@ def measure(
     """
     some = ids[:ROWS, :ROW]
     return Importance(
-        ppl_rise.kept_or_measured(evaluator, some, step) if "ppl_rise" in wanted else (),
+        layer_ppl_rise.kept_or_measured(evaluator, some, step) if "ppl_rise" in wanted else (),
         {
-            score: importance.orders(evaluator.loaded, score, some, step)
+            score: channel_importance.orders(evaluator.loaded, score, some, step)
             for score in sorted(wanted - {"ppl_rise"})
         },
     )

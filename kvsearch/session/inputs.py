@@ -15,7 +15,8 @@ from kvsearch.config.workload import HEADLINE_WINDOWS
 from kvsearch.errors import ModelError, TextError
 from kvsearch.models.load import LoadedModel, load_model, require_context
 from kvsearch.models.vocabulary import require_ids
-from kvsearch.text import (
+from kvsearch.workloads.parts import Part
+from kvsearch.workloads.text import (
     Source,
     TextLike,
     builtin,
@@ -26,8 +27,7 @@ from kvsearch.text import (
     tokenize,
     windows,
 )
-from kvsearch.text.parts import Parts, Tokens, cut
-from kvsearch.workloads.parts import Part
+from kvsearch.workloads.text.parts import Parts, Tokens, cut
 
 Say = Callable[[str], None]
 SENSITIVITY = 4  # windows for the sensitivity of layers and heads, at most

@@ -4,15 +4,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from kvsearch.cache.huggingface import capped
-from kvsearch.evaluation import key_offsets
-from kvsearch.evaluation.key_offsets import KeyMeans
-from kvsearch.evaluation.quality import Evaluator
-from kvsearch.knobs import Value
+from kvsearch.evaluation.evaluator import Evaluator
+from kvsearch.model_analysis import key_offsets
+from kvsearch.model_analysis.key_offsets import KeyMeans
 from kvsearch.models.load import LoadedModel
-from kvsearch.named_methods import Method
-from kvsearch.policy_search.portfolio import Portfolio
+from kvsearch.policy_space import SearchSpace, Value
+from kvsearch.policy_space.methods import Method
+from kvsearch.policy_space.portfolio import Portfolio
 from kvsearch.session.progress import Shown
-from kvsearch.space import SearchSpace
 
 KNOB, WANTED = "offset", "scaled"
 

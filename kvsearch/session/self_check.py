@@ -15,14 +15,14 @@ import torch
 
 from kvsearch.errors import TextError
 from kvsearch.evaluation.answers import answers
-from kvsearch.evaluation.quality import Evaluator
+from kvsearch.evaluation.evaluator import Evaluator
 from kvsearch.models.disk_cache import remembered
 from kvsearch.models.load import LoadedModel
 from kvsearch.policy import Policy
 from kvsearch.session.progress import Shown
-from kvsearch.workloads.encode import items_of, start_of
-from kvsearch.workloads.files import Record, Turn
 from kvsearch.workloads.items import Ask, Ids, Item, Prompts, ids
+from kvsearch.workloads.prompts.encode import items_of, start_of
+from kvsearch.workloads.prompts.files import Record, Turn
 
 CUTS = 24  # of a text, at random
 PROMPT, TOKENS = 96, 8  # tokens of the prompt that is answered, and of the answer

@@ -9,16 +9,23 @@ from kvsearch.config.budget import BudgetConfig, sized_for
 from kvsearch.config.commands import PolicyLike
 from kvsearch.config.model import HeadLossConfig, ModelConfig
 from kvsearch.config.workload import DatasetConfig, MeasuredConfig, TextConfig
-from kvsearch.evaluation.fed import require_anchors
-from kvsearch.evaluation.quality import Evaluator
-from kvsearch.knobs import Setting, needs_heads
+from kvsearch.evaluation.anchored_tokens import require_anchors
+from kvsearch.evaluation.evaluator import Evaluator
 from kvsearch.models.load import LoadedModel
 from kvsearch.policy import Policy
+from kvsearch.policy_space import Setting, needs_heads
 from kvsearch.session import channel_importance, head_losses, inputs, key_offsets
-from kvsearch.session.learned import learns, with_learned
-from kvsearch.session.policies import check_names, listed, resolve, resolve_some, values_of
+from kvsearch.session.policies import (
+    check_names,
+    learns,
+    listed,
+    resolve,
+    resolve_some,
+    values_of,
+    with_learned,
+)
 from kvsearch.session.progress import Shown
-from kvsearch.text.parts import Tokens
+from kvsearch.workloads.text.parts import Tokens
 
 C = TypeVar("C", bound=ModelConfig)
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
 from kvsearch.errors import KvsearchError, OutOfMemory, RunError
-from kvsearch.train.muted import muted
+from kvsearch.models.read import muted
 from kvsearch.train.recipe import Recipe
 from kvsearch.train.scheduled import IGNORED, Scheduled
 from kvsearch.train.work import Checkpoint, Work, saving

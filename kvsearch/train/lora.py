@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from kvsearch.train.muted import muted
+from kvsearch.models.read import muted
 from kvsearch.train.recipe import Recipe
 
 

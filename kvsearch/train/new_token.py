@@ -11,7 +11,7 @@ from kvsearch.models.load import LoadedModel
 from kvsearch.models.read import quiet
 from kvsearch.policy import Policy
 from kvsearch.policy.anchors import NEW
-from kvsearch.text.endings import full_stop
+from kvsearch.workloads.text.endings import full_stop
 
 
 def with_new_token(loaded: LoadedModel, policy: Policy) -> LoadedModel:

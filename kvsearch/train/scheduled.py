@@ -16,7 +16,7 @@ from torch.nn.functional import cross_entropy
 from kvsearch.cache.by_age import plans
 from kvsearch.cache.huggingface import PolicyCache
 from kvsearch.errors import PolicyError
-from kvsearch.evaluation.fed import feed
+from kvsearch.evaluation.anchored_tokens import feed
 from kvsearch.models.head import LOW
 from kvsearch.models.load import LoadedModel
 from kvsearch.policy import Policy, check

@@ -14,9 +14,9 @@ from typing import TypeVar
 import numpy as np
 
 from kvsearch.errors import KvsearchError
-from kvsearch.text.parts import Split, shares
-from kvsearch.workloads.files import Record
 from kvsearch.workloads.items import Ids, Item, Prompts
+from kvsearch.workloads.prompts.files import Record
+from kvsearch.workloads.text.parts import Split, shares
 
 T = TypeVar("T")
 TEXT = "text"  # the workload of windows

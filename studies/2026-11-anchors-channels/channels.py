@@ -11,12 +11,12 @@ import shutil
 from setting import DTYPE, FULL, REPORT, cut, keep, kept, loaded, measured, options
 
 from kvsearch.commands.adapt import adapt
-from kvsearch.evaluation.importance import orders
-from kvsearch.knobs import Setting, build
+from kvsearch.model_analysis.channel_importance import orders
 from kvsearch.models import load_model
 from kvsearch.models.load import LoadedModel
 from kvsearch.policy import Policy, layout
 from kvsearch.policy.pruning import SCORES, Importance
+from kvsearch.policy_space import Setting, build
 
 SEARCH, SELECT = "0-600000", "600000-900000"  # bytes of WikiText-2: trained on; never reported
 CONTEXT, WINDOWS = 128, 12  # tokens of a window, as in the baseline of the paper

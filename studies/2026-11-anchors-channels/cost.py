@@ -11,12 +11,12 @@ import time
 
 from setting import FULL, cut, keep, kept, loaded, options
 
-from kvsearch.evaluation import ppl_rise
-from kvsearch.evaluation.importance import orders
-from kvsearch.evaluation.quality import Evaluator
-from kvsearch.knobs import Setting, build
+from kvsearch.evaluation.evaluator import Evaluator
+from kvsearch.model_analysis import layer_ppl_rise
+from kvsearch.model_analysis.channel_importance import orders
 from kvsearch.models.shape import decoder_layers
 from kvsearch.policy.pruning import Importance
+from kvsearch.policy_space import Setting, build
 
 PAIRS, REPEATS = 6, 3
 
@@ -39,7 +39,7 @@ def sensitivity(evaluator: Evaluator, ids) -> None:
     seconds(evaluator, FULL, ids[:1])
     plain = [seconds(evaluator, FULL, ids)]
     start = time.process_time()
-    rise = ppl_rise.measure(evaluator, ids)
+    rise = layer_ppl_rise.measure(evaluator, ids)
     spent = time.process_time() - start
     plain += [seconds(evaluator, FULL, ids) for _ in range(REPEATS - 1)]
     keep("sensitivity", "rise", rise)
@@ -55,7 +55,7 @@ def passes(evaluator: Evaluator, ids) -> None:
         ran += 1
 
     hooks = [layer.mlp.register_forward_hook(count) for layer in layers]
-    ppl_rise.measure(evaluator, ids)
+    layer_ppl_rise.measure(evaluator, ids)
     for hook in hooks:
         hook.remove()
     keep("cost", "layers", {"ran": ran, "layers": len(layers)})

@@ -3,7 +3,8 @@
 python derive.py --out FOLDER
 
 Differences are paired by windows of text, or by questions; intervals are 95 %, Student's t over
-windows (`kvsearch.stats`) or questions. `holds` of an ordering means that its interval has no 0.
+windows (`kvsearch.results.intervals`) or questions. `holds` of an ordering means that its
+interval has no 0.
 """
 
 import argparse
@@ -16,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from kvsearch.records import Interval
-from kvsearch.stats import Blocks, interval, paired
+from kvsearch.results.intervals import Blocks, interval, paired
+from kvsearch.results.records import Interval
 
 HERE = Path(__file__).parent
 TEXTS = ("wikitext", "sotu")

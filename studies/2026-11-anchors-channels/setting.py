@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from kvsearch.evaluation.measurement import Measurement
-from kvsearch.evaluation.quality import Evaluator
+from kvsearch.evaluation.evaluator import Evaluator
 from kvsearch.models import load_model
 from kvsearch.models.load import LoadedModel
 from kvsearch.policy import Policy, layout
-from kvsearch.text import read_file, tokenize, windows
+from kvsearch.results.measurement import Measurement
+from kvsearch.workloads.text import read_file, tokenize, windows
 
 HERE = Path(__file__).parent
 DTYPE = "bfloat16"

@@ -17,12 +17,12 @@ from pathlib import Path
 import torch
 from variants import HERE, OUTCOME, by_weights, fitted, layers, rows
 
-from kvsearch.evaluation.quality import Evaluator
-from kvsearch.knobs import Setting
+from kvsearch.evaluation.evaluator import Evaluator
 from kvsearch.models import load_model
-from kvsearch.named_methods import at
 from kvsearch.policy import Budgets, Policy
-from kvsearch.text import read_file, tokenize, windows
+from kvsearch.policy_space import Setting
+from kvsearch.policy_space.methods import at
+from kvsearch.workloads.text import read_file, tokenize, windows
 
 CONTEXT, BUDGET = 4096, 256
 

@@ -18,11 +18,11 @@ from typing import Any
 import numpy as np
 from variants import variants
 
-from kvsearch.evaluation.quality import Evaluator
-from kvsearch.knobs import Setting
+from kvsearch.evaluation.evaluator import Evaluator
 from kvsearch.models import load_model
 from kvsearch.policy import layout
-from kvsearch.text import read_file, tokenize, windows
+from kvsearch.policy_space import Setting
+from kvsearch.workloads.text import read_file, tokenize, windows
 
 HERE = Path(__file__).parent
 CONTEXT, BLOCK = 4096, 128

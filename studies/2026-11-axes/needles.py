@@ -16,10 +16,10 @@ import torch
 from variants import variants
 
 from kvsearch.cache import PolicyCache
-from kvsearch.knobs import Setting
 from kvsearch.models import load_model
 from kvsearch.models.head import Head
-from kvsearch.text import read_file, tokenize, windows
+from kvsearch.policy_space import Setting
+from kvsearch.workloads.text import read_file, tokenize, windows
 
 HERE = Path(__file__).parent
 TOKENS, BUDGET = 1000, 128

@@ -14,12 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from kvsearch.evaluation.head_losses import starving
-from kvsearch.evaluation.prices import price
-from kvsearch.evaluation.quality import Evaluator
+from kvsearch.evaluation.evaluator import Evaluator
+from kvsearch.model_analysis.head_losses import starving
+from kvsearch.model_analysis.price_by_gradient import price
 from kvsearch.models import load_model
 from kvsearch.policy import Quantizer
-from kvsearch.text import read_file, tokenize, windows
+from kvsearch.workloads.text import read_file, tokenize, windows
 
 FILE = Path(__file__).with_name("heads.json")
 TOKENS, WINDOW = 2048, 68

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 
 from kvsearch.errors import PolicyError
-from kvsearch.knobs import Setting
-from kvsearch.knobs.heads import head_tiers
-from kvsearch.named_methods import at
 from kvsearch.policy import Budgets, HeadLosses, HeadTiers, Policy, Quantizer, Tier, layout
-from kvsearch.policy.marginal import Split, choose
+from kvsearch.policy_space import Setting
+from kvsearch.policy_space.by_head import head_tiers
+from kvsearch.policy_space.marginal import Split, choose
+from kvsearch.policy_space.methods import at
 from kvsearch.rules import Attention
 
 HERE = Path(__file__).parent

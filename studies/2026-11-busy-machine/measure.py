@@ -77,11 +77,11 @@ def beside(rival: list[str] | None, way: str, method: str, repeat: int) -> float
 
 def timed(method: str, repeat: int) -> None:
     """Evaluate again and again; print the fastest."""
-    from kvsearch.evaluation.quality import Evaluator
-    from kvsearch.knobs import Setting
+    from kvsearch.evaluation.evaluator import Evaluator
     from kvsearch.models import load_model
-    from kvsearch.named_methods import at
-    from kvsearch.text import builtin, tokenize, windows
+    from kvsearch.policy_space import Setting
+    from kvsearch.policy_space.methods import at
+    from kvsearch.workloads.text import builtin, tokenize, windows
 
     loaded = load_model(announce=lambda _: None)
     ids = windows(tokenize(loaded.tokenizer, builtin()), count=1, length=1024)

@@ -20,8 +20,8 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 
-from kvsearch.stats import Blocks, blocks, corrected, interval, spread, standard_error
-from kvsearch.student import quantile
+from kvsearch.results.intervals import Blocks, blocks, corrected, interval, spread, standard_error
+from kvsearch.results.student_t import quantile
 
 HERE = Path(__file__).parent
 RECORDS = HERE.parent / "2026-11-search-efficiency" / "records"

@@ -13,14 +13,14 @@ from pathlib import Path
 
 import numpy as np
 
-from kvsearch.evaluation.quality import Evaluator
+from kvsearch.evaluation.evaluator import Evaluator
 from kvsearch.files import write_atomic
-from kvsearch.knobs import Setting
 from kvsearch.models.load import load_model
-from kvsearch.named_methods import at
 from kvsearch.policy import Policy
-from kvsearch.stats import BLOCK, blocks
-from kvsearch.text import read_files, tokenize, windows
+from kvsearch.policy_space import Setting
+from kvsearch.policy_space.methods import at
+from kvsearch.results.intervals import BLOCK, blocks
+from kvsearch.workloads.text import read_files, tokenize, windows
 
 HERE = Path(__file__).parent
 BUDGET, CONTEXT, WINDOWS = 256, 1536, 8

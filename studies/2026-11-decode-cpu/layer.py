@@ -19,7 +19,7 @@ from measure import chosen
 from kvsearch.cache.huggingface import PolicyCache
 from kvsearch.cache.ways import advance
 from kvsearch.models import load_model
-from kvsearch.text import builtin, tokenize, windows
+from kvsearch.workloads.text import builtin, tokenize, windows
 from kvsearch_kernels.numba_loops import step as loops
 
 CONTEXT, WARM, LAYERS, INTERVALS = 1300, 8, range(0, 30, 5), 4

@@ -25,11 +25,11 @@ import torch
 
 from kvsearch.cache.huggingface import PolicyCache, full_cache
 from kvsearch.files import write_atomic
-from kvsearch.knobs import Setting
 from kvsearch.models import load_model
-from kvsearch.named_methods import at
 from kvsearch.policy import Policy, layout
-from kvsearch.text import builtin, tokenize, windows
+from kvsearch.policy_space import Setting
+from kvsearch.policy_space.methods import at
+from kvsearch.workloads.text import builtin, tokenize, windows
 
 HERE = Path(__file__).parent
 FOUND = HERE.parent / "2026-11-outcome" / "b256" / "best.json"

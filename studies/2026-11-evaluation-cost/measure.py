@@ -28,13 +28,13 @@ import numpy as np
 import torch
 from torch import nn
 
-from kvsearch.evaluation.quality import Evaluator, stepwise
-from kvsearch.knobs import Setting, Value, build
+from kvsearch.evaluation.evaluator import Evaluator, stepwise
 from kvsearch.models import head, load_model
 from kvsearch.models.products import SIZE, OneDnnLinear
-from kvsearch.named_methods import METHODS, at
 from kvsearch.policy import Policy
-from kvsearch.text import builtin, read_file, tokenize, windows
+from kvsearch.policy_space import Setting, Value, build
+from kvsearch.policy_space.methods import METHODS, at
+from kvsearch.workloads.text import builtin, read_file, tokenize, windows
 from kvsearch_kernels.choose_slots import numba_impl
 from kvsearch_kernels.evict_in_place import numba_impl as evicting
 

@@ -20,23 +20,22 @@ from importlib import resources
 from pathlib import Path
 
 from kvsearch.files import write_atomic
-from kvsearch.knobs import Setting
 from kvsearch.policy import HeadLosses
-from kvsearch.policy_search import run_files
-from kvsearch.policy_search.folder import RunFolder
+from kvsearch.policy_search.optuna_study import Study as OptunaStudy
 from kvsearch.policy_search.samplers import Context
 from kvsearch.policy_search.samplers.kvei import Kvei
-from kvsearch.policy_search.study import Study as OptunaStudy
-from kvsearch.records import REPORT, Recheck
+from kvsearch.policy_space import Setting, load
+from kvsearch.results import run_files
+from kvsearch.results.folder import RunFolder
+from kvsearch.results.intervals import corrected
+from kvsearch.results.records import REPORT, Recheck
 from kvsearch.results.study import Study
-from kvsearch.run import summary
+from kvsearch.run import summarise
 from kvsearch.run.report_windows import looks
-from kvsearch.space import load
-from kvsearch.stats import corrected
 
 HERE = Path(__file__).parent
 FIRST_COMMAND = HERE.parent / "2026-11-first-command"
-HEADS = resources.files("kvsearch.evaluation") / "heads" / "b179c9523d0e6a0f.json"
+HEADS = resources.files("kvsearch.model_analysis") / "heads" / "b179c9523d0e6a0f.json"
 OUTCOME = sorted((HERE.parent / "2026-11-outcome").glob("b*-portfolio"))
 FIRST = sorted((FIRST_COMMAND / "records").iterdir())
 AFTER = (0, 6, 12, 24, 48)
@@ -44,7 +43,7 @@ AFTER = (0, 6, 12, 24, 48)
 
 def row(run: Path, losses: HeadLosses) -> Iterator[dict[str, object]]:
     """Hope after some proposals of a run, and its end."""
-    found = summary.read(RunFolder(run, write=False))
+    found = summarise.read(RunFolder(run, write=False))
     report = {
         kind: min((r.nll for r in found.rows if r.kind == kind and r.within_budget), default=None)
         for kind in ("earlier", "searched")
@@ -86,7 +85,7 @@ def said(run: Path) -> dict[str, object]:
 
     exact = json.loads((run / "measured.json").read_text())["needles"]["exact"]
     folder = RunFolder(run, write=False)
-    trials = summary.read(folder).trials
+    trials = summarise.read(folder).trials
     names = ("facts_full", "facts_recommended", "facts_published")
     found = first_command(run) | dict(zip(names, exact.values(), strict=True))
     for label, recheck in headline(folder).items():
@@ -99,7 +98,7 @@ def said(run: Path) -> dict[str, object]:
 def headline(folder: RunFolder) -> dict[str, Recheck]:
     """Opponents as the run chose them: the best of a kind among those on the most windows."""
     asked = Study.read(folder.path / "study.json")
-    of = summary.comparison(folder, asked, run_files.measured(folder.path / "measured.json"))
+    of = summarise.comparison(folder, asked, run_files.measured(folder.path / "measured.json"))
     looked = looks(asked.settings.report_windows, asked.settings.headline_windows or 0)
     found, best = {}, of.recommended or ""
     for kind, label in {

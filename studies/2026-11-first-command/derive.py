@@ -15,11 +15,11 @@ from pathlib import Path
 
 import stops
 
-from kvsearch.policy_search.folder import RunFolder
-from kvsearch.records import Recheck
+from kvsearch.results.folder import RunFolder
+from kvsearch.results.intervals import Blocks, common, corrected, paired
+from kvsearch.results.records import Recheck
 from kvsearch.results.summary import Summary
-from kvsearch.run import summary
-from kvsearch.stats import Blocks, common, corrected, paired
+from kvsearch.run import summarise
 
 HERE = Path(__file__).parent
 KINDS = {"method": "published", "combined": "combination", "earlier": "earlier"}
@@ -28,7 +28,7 @@ KINDS = {"method": "published", "combined": "combination", "earlier": "earlier"}
 def row(folder: Path) -> dict[str, object]:
     """What one run says."""
     run = RunFolder(folder, write=False)
-    found = summary.read(run)
+    found = summarise.read(run)
     assert found.recommended is not None
     mine = found.row(found.recommended)
     against = {

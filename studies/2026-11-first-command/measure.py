@@ -14,7 +14,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from kvsearch.policy_search.folder import RunFolder
+from kvsearch.results.folder import RunFolder
 
 HERE = Path(__file__).parent
 KEPT = ("study.json", "measured.json", "frozen.json", "trials.jsonl", "blocks.parquet")

@@ -14,11 +14,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from kvsearch.policy_search.folder import RunFolder
-from kvsearch.run import summary
+from kvsearch.results.folder import RunFolder
+from kvsearch.results.intervals import Blocks, common, standard_error
+from kvsearch.results.student_t import quantile
+from kvsearch.run import summarise
 from kvsearch.run.report_windows import FALSE
-from kvsearch.stats import Blocks, common, standard_error
-from kvsearch.student import quantile
 
 LOOKS = 3  # of a run with four windows
 
@@ -26,7 +26,7 @@ LOOKS = 3  # of a run with four windows
 def differences(folder: Path) -> list[Blocks]:
     """Of each row with all report windows: its losses minus the recommended policy's."""
     run = RunFolder(folder, write=False)
-    found = summary.read(run)
+    found = summarise.read(run)
     start = json.loads((folder / "study.json").read_text())["settings"]["score_from"] - 1
     best = found.row(found.recommended or "")
     out = []

@@ -20,9 +20,9 @@ from kvsearch.cache.layer import Layer
 from kvsearch.cache.model.anchors import Stream
 from kvsearch.cache.model.rotary import Rotary
 from kvsearch.cache.ways import advance
-from kvsearch.knobs import Setting
-from kvsearch.named_methods import at
 from kvsearch.policy import Anchors, ModelShape, Policy, layout
+from kvsearch.policy_space import Setting
+from kvsearch.policy_space.methods import at
 from kvsearch_kernels.lifetime_attention import lifetime_attention
 
 T, EVERY, SCALE = 1536, 32, 0.125

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import numpy as np
 
-from kvsearch.policy_search.folder import RunFolder
-from kvsearch.stats import Blocks, common, paired
-from kvsearch.student import quantile
+from kvsearch.results.folder import RunFolder
+from kvsearch.results.intervals import Blocks, common, paired
+from kvsearch.results.student_t import quantile
 
 HERE = Path(__file__).parent
 RECORDS = HERE.parent / "2026-11-first-command" / "four-windows"

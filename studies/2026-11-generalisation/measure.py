@@ -17,11 +17,11 @@ from pathlib import Path
 import torch
 
 from kvsearch.config.run_config import RunConfig
-from kvsearch.evaluation.quality import Evaluator
+from kvsearch.evaluation.evaluator import Evaluator
 from kvsearch.files import write_atomic
 from kvsearch.models import load_model
 from kvsearch.policy import Policy
-from kvsearch.policy_search.folder import RunFolder
+from kvsearch.results.folder import RunFolder
 from kvsearch.session.inputs import text
 
 HERE = Path(__file__).parent

@@ -6,7 +6,7 @@ and at most 4 bits between 4 and 8; the study of the axes says that budgets per 
 the head budgets: what heads lose is measured otherwise since (`studies/2026-11-head-prices`).
 """
 
-from kvsearch.knobs import Value
+from kvsearch.policy_space import Value
 
 Knobs = dict[str, Value]
 

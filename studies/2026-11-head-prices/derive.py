@@ -24,7 +24,7 @@ from pathlib import Path
 import numpy as np
 from candidates import candidates
 
-from kvsearch.stats import paired, wilson
+from kvsearch.results.intervals import paired, wilson
 
 HERE = Path(__file__).parent
 BEFORE = HERE.parent / "2026-11-portfolio" / "records"

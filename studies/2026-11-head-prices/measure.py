@@ -27,15 +27,15 @@ from other_measurements import KINDS, on_text
 from kvsearch.commands.heads import heads
 from kvsearch.config.run_config import RunConfig
 from kvsearch.errors import PolicyError
-from kvsearch.evaluation.quality import Evaluator
+from kvsearch.evaluation.evaluator import Evaluator
 from kvsearch.evaluation.replay import deployed
-from kvsearch.knobs import Setting, build
 from kvsearch.models import load_model
-from kvsearch.named_methods import METHODS
 from kvsearch.policy import HeadLosses, Policy
-from kvsearch.policy_search.portfolio import load
+from kvsearch.policy_space import Setting, build
+from kvsearch.policy_space.methods import METHODS
+from kvsearch.policy_space.portfolio import load
 from kvsearch.session.inputs import text
-from kvsearch.text import read_file, tokenize
+from kvsearch.workloads.text import read_file, tokenize
 
 HERE = Path(__file__).parent
 CONTEXT, WINDOWS = 1536, 4

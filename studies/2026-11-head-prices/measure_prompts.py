@@ -18,15 +18,15 @@ from candidates import candidates, rereading
 from kvsearch.commands.heads import heads
 from kvsearch.errors import PolicyError
 from kvsearch.evaluation.answers import answers
-from kvsearch.evaluation.quality import Evaluator
-from kvsearch.knobs import Setting, build
+from kvsearch.evaluation.evaluator import Evaluator
 from kvsearch.models import load_model
-from kvsearch.named_methods import METHODS
 from kvsearch.policy import Policy
+from kvsearch.policy_space import Setting, build
+from kvsearch.policy_space.methods import METHODS
 from kvsearch.session.workloads import bare, from_tasks
-from kvsearch.text import tokenize
-from kvsearch.text.sources import builtin
 from kvsearch.workloads import parse
+from kvsearch.workloads.text import tokenize
+from kvsearch.workloads.text.read import builtin
 
 HERE = Path(__file__).parent
 TASKS = ("needle:4,tokens=640", "needle,tokens=640")

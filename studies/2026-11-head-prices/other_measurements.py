@@ -1,7 +1,8 @@
 """Other ways to measure what a KV head loses, as the literature has them.
 
-Each is read with the same estimate (`kvsearch.evaluation.prices`), at the tokens that return; but
-for `direct`, one pass a head, in which that head alone keeps few slots.
+Each is read with the same estimate (`kvsearch.model_analysis.price_by_gradient`),
+at the tokens that return; but for `direct`, one pass a head, in which that head alone keeps few
+slots.
 """
 
 import random
@@ -9,9 +10,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from kvsearch.evaluation import head_losses
-from kvsearch.evaluation.prices import SINKS, price
-from kvsearch.evaluation.quality import Evaluator
+from kvsearch.evaluation.evaluator import Evaluator
+from kvsearch.model_analysis import head_losses
+from kvsearch.model_analysis.price_by_gradient import SINKS, price
 from kvsearch.policy import Budgets, HeadLosses, Policy, Quantizer
 
 TOKENS = 900  # as many as a text of `kvsearch heads` has

@@ -20,14 +20,14 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from kvsearch.cache.huggingface import Watching, _seen, watched
 from kvsearch.cache.model.rotary import Rotary, rotaries
-from kvsearch.evaluation.head_losses import recall_texts
+from kvsearch.model_analysis.head_losses import recall_texts
 from kvsearch.models import LoadedModel, load_model
 from kvsearch.models.head import Head
 from kvsearch.session.workloads import from_tasks
-from kvsearch.text import tokenize
-from kvsearch.text.sources import builtin
 from kvsearch.workloads import parse
 from kvsearch.workloads.items import Item
+from kvsearch.workloads.text import tokenize
+from kvsearch.workloads.text.read import builtin
 from kvsearch_kernels.quantize_kv import Format, fake_quantize
 
 HERE = Path(__file__).parent

@@ -13,15 +13,15 @@ from pathlib import Path
 
 import torch
 
-from kvsearch.evaluation import head_losses, key_offsets
-from kvsearch.evaluation.quality import Evaluator
-from kvsearch.knobs import Setting, build
+from kvsearch.evaluation.evaluator import Evaluator
+from kvsearch.model_analysis import head_losses, key_offsets
 from kvsearch.models import load_model
 from kvsearch.policy import Policy
-from kvsearch.policy_search.portfolio import load
+from kvsearch.policy_space import Setting, build
+from kvsearch.policy_space.portfolio import load
 from kvsearch.session.progress import Shown
-from kvsearch.text import tokenize, windows
-from kvsearch.text.sources import builtin
+from kvsearch.workloads.text import tokenize, windows
+from kvsearch.workloads.text.read import builtin
 
 HERE = Path(__file__).parent
 LEARNED = HERE.parent / "2026-11-head-prices" / "learned.yaml"

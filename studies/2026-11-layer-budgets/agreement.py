@@ -14,7 +14,7 @@ import click
 import numpy as np
 
 from kvsearch.evaluation import sensitivity
-from kvsearch.evaluation.quality import Evaluator
+from kvsearch.evaluation.evaluator import Evaluator
 from kvsearch.models.load import load_model
 from kvsearch.session.inputs import TextOptions, text
 from kvsearch.session.progress import Shown

@@ -15,13 +15,13 @@ import click
 import numpy as np
 
 from kvsearch.evaluation import sensitivity
-from kvsearch.evaluation.quality import Evaluator
-from kvsearch.knobs import Setting, Value, build
+from kvsearch.evaluation.evaluator import Evaluator
 from kvsearch.models.load import load_model
 from kvsearch.policy import Policy
+from kvsearch.policy_space import Setting, Value, build
+from kvsearch.results.intervals import paired
 from kvsearch.session.inputs import TextOptions, text
 from kvsearch.session.progress import Shown
-from kvsearch.stats import paired
 
 BUDGET, CONTEXT, WINDOWS = 256, 4096, 2
 KNOBS: dict[str, Value] = dict(

@@ -15,7 +15,7 @@ from transformers import DynamicCache
 
 from kvsearch.models.load import load_model
 from kvsearch.session import inputs
-from kvsearch.text import tokenize, windows
+from kvsearch.workloads.text import tokenize, windows
 
 CONTEXT, BLOCK = 1024, 32
 FORMATS = ((8, 4, None), (8, 4, 32), (4, 4, None), (4, 4, 32))

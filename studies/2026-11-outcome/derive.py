@@ -17,8 +17,8 @@ from pathlib import Path
 
 import numpy as np
 
-from kvsearch.policy_search.folder import RunFolder
-from kvsearch.stats import Blocks, corrected, paired
+from kvsearch.results.folder import RunFolder
+from kvsearch.results.intervals import Blocks, corrected, paired
 
 HERE = Path(__file__).parent
 PARTS = {"report": "WikiText-2 report", "extra0": "sotu report"}

@@ -10,7 +10,7 @@ import json
 import sys
 from pathlib import Path
 
-from kvsearch.policy_search.folder import RunFolder
+from kvsearch.results.folder import RunFolder
 
 for place in map(Path, sys.argv[1:]):
     asked = json.loads((place / "study.json").read_text(encoding="utf-8"))

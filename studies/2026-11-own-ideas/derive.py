@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 from measure import RULES
 
-from kvsearch.records import Interval
-from kvsearch.stats import clustered
+from kvsearch.results.intervals import clustered
+from kvsearch.results.records import Interval
 
 HERE = Path(__file__).parent
 Row = dict[str, Any]

@@ -16,7 +16,7 @@ from torch.nn.functional import avg_pool1d, normalize, silu
 from transformers.models.llama.modeling_llama import rotate_half
 
 from kvsearch.cache.rereading import FIRST
-from kvsearch.evaluation.quality import Evaluator
+from kvsearch.evaluation.evaluator import Evaluator
 from kvsearch.models.load import LoadedModel
 from kvsearch.workloads.items import Ask
 from kvsearch_kernels.quantize_kv.reference import Format, fake_quantize

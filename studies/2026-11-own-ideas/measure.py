@@ -30,18 +30,18 @@ from harness import Context, Merge, Plain, Slots, cam, evicted, kept, merged, ro
 
 from kvsearch.commands.heads import heads
 from kvsearch.evaluation.answers import answers
-from kvsearch.evaluation.quality import Evaluator
+from kvsearch.evaluation.evaluator import Evaluator
 from kvsearch.files import write_atomic
 from kvsearch.models import load_model
 from kvsearch.models.load import LoadedModel
 from kvsearch.policy import Budgets, Policy, layout
 from kvsearch.rules import Attention, Reread
 from kvsearch.session.workloads import bare, from_tasks
-from kvsearch.text import tokenize
-from kvsearch.text.parts import shares
-from kvsearch.text.sources import builtin
 from kvsearch.workloads import Prompts, parse
 from kvsearch.workloads.items import Ask, Item
+from kvsearch.workloads.text import tokenize
+from kvsearch.workloads.text.parts import shares
+from kvsearch.workloads.text.read import builtin
 
 HERE = Path(__file__).parent
 TASKS = {

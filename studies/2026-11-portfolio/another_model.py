@@ -14,14 +14,14 @@ from pathlib import Path
 from kvsearch.app.sensitivity import Sensitivity
 from measure import CONTEXT, HERE, PARTS, TEXTBOOK, WINDOWS, row
 
-from kvsearch.evaluation import head_losses
-from kvsearch.evaluation.quality import Evaluator
-from kvsearch.knobs import Setting, build
+from kvsearch.evaluation.evaluator import Evaluator
+from kvsearch.model_analysis import head_losses
 from kvsearch.models import load_model
-from kvsearch.named_methods import METHODS
 from kvsearch.policy import Policy
-from kvsearch.policy_search.portfolio import DEFAULT, load
-from kvsearch.text import read_file, tokenize, windows
+from kvsearch.policy_space import Setting, build
+from kvsearch.policy_space.methods import METHODS
+from kvsearch.policy_space.portfolio import DEFAULT, load
+from kvsearch.workloads.text import read_file, tokenize, windows
 
 MODEL = "gemma3-270m"
 PUBLISHED = ("streamingllm", "h2o")

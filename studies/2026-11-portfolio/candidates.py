@@ -5,7 +5,7 @@ and at most 4 bits between 4 and 8; the study of the axes says that budgets per 
 5 bits are better at the same bytes. So their winners stand here with both.
 """
 
-from kvsearch.knobs import Value
+from kvsearch.policy_space import Value
 
 Knobs = dict[str, Value]
 

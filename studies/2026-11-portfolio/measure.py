@@ -18,14 +18,14 @@ from candidates import candidates
 from kvsearch.app.sensitivity import Sensitivity
 
 from kvsearch.errors import PolicyError
-from kvsearch.evaluation import head_losses
-from kvsearch.evaluation.quality import Evaluator
-from kvsearch.knobs import Setting, build
+from kvsearch.evaluation.evaluator import Evaluator
+from kvsearch.model_analysis import head_losses
 from kvsearch.models import load_model
-from kvsearch.named_methods import METHODS
 from kvsearch.policy import Policy, layout
-from kvsearch.text import read_file, tokenize, windows
-from kvsearch.text.sources import builtin
+from kvsearch.policy_space import Setting, build
+from kvsearch.policy_space.methods import METHODS
+from kvsearch.workloads.text import read_file, tokenize, windows
+from kvsearch.workloads.text.read import builtin
 
 HERE = Path(__file__).parent
 CONTEXT, BLOCK, WINDOWS = 1536, 128, 2

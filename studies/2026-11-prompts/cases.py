@@ -12,12 +12,12 @@ from typing import Any
 import torch
 
 from kvsearch.files import write_atomic
-from kvsearch.knobs import Setting
 from kvsearch.models import load_model
-from kvsearch.named_methods import METHODS, at
 from kvsearch.policy import HeadLosses, ModelShape, Policy
 from kvsearch.policy.pruning import SCORES, Importance, Order, Orders
-from kvsearch.text import builtin, tokenize, windows
+from kvsearch.policy_space import Setting
+from kvsearch.policy_space.methods import METHODS, at
+from kvsearch.workloads.text import builtin, tokenize, windows
 
 HERE = Path(__file__).parent
 OUTCOME = HERE.parent / "2026-11-outcome"

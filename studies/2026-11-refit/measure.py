@@ -26,18 +26,18 @@ from kvsearch.cache.call import Call
 from kvsearch.cache.layer import Layer
 from kvsearch.cache.references import References
 from kvsearch.cache.refit import Whole
-from kvsearch.evaluation import key_offsets
 from kvsearch.evaluation.answers import _Replay, _row
-from kvsearch.evaluation.quality import Evaluator
-from kvsearch.knobs import Setting, build
+from kvsearch.evaluation.evaluator import Evaluator
+from kvsearch.model_analysis import key_offsets
 from kvsearch.models import load_model
-from kvsearch.named_methods import METHODS
 from kvsearch.policy import Policy
+from kvsearch.policy_space import Setting, build
+from kvsearch.policy_space.methods import METHODS
 from kvsearch.session.progress import Shown
 from kvsearch.session.workloads import from_tasks
-from kvsearch.text import tokenize
-from kvsearch.text.sources import builtin
 from kvsearch.workloads import parse
+from kvsearch.workloads.text import tokenize
+from kvsearch.workloads.text.read import builtin
 
 HERE = Path(__file__).parent
 FIRST, RIDGE = refit.fitted, refit.RIDGE

@@ -12,8 +12,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from kvsearch.knobs import Setting, Value, build
 from kvsearch.policy import ModelShape
+from kvsearch.policy_space import Setting, Value, build
 
 HERE = Path(__file__).parent
 METHODS = ("streamingllm", "h2o", "value-attention", "key-norm", "keydiff")

@@ -20,12 +20,12 @@ from pathlib import Path
 import measure  # finds toy
 import toy
 
-from kvsearch.evaluation.measurement import Measurement
 from kvsearch.policy_search.driver import Search
 from kvsearch.policy_search.executors.processes import Processes
-from kvsearch.policy_search.folder import RunFolder
-from kvsearch.policy_search.work import Job, Outcome, attempt
-from kvsearch.records import Trial
+from kvsearch.policy_search.worker import Job, Outcome, attempt
+from kvsearch.results.folder import RunFolder
+from kvsearch.results.measurement import Measurement
+from kvsearch.results.records import Trial
 
 CAUSES = ("opening", "full_cache", "methods", "turns", "last_proposals", "levelling", "driver")
 FIELDS = ("version", "clock", "sampler", "evaluators", "trials", "seed", "seconds", "spread",

@@ -27,10 +27,10 @@ import toy  # noqa: E402
 from kvsearch.policy_search.driver import Search  # noqa: E402
 from kvsearch.policy_search.executors import Executor  # noqa: E402
 from kvsearch.policy_search.executors.processes import Processes  # noqa: E402
-from kvsearch.policy_search.folder import RunFolder  # noqa: E402
-from kvsearch.policy_search.hypervolume import log_hypervolume as volume  # noqa: E402
-from kvsearch.policy_search.work import Job, Outcome, attempt  # noqa: E402
-from kvsearch.records import Trial  # noqa: E402
+from kvsearch.policy_search.worker import Job, Outcome, attempt  # noqa: E402
+from kvsearch.results.folder import RunFolder  # noqa: E402
+from kvsearch.results.pareto import log_hypervolume as volume  # noqa: E402
+from kvsearch.results.records import Trial  # noqa: E402
 
 
 class Timed:

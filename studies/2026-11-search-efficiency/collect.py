@@ -19,12 +19,12 @@ import pyarrow.parquet as pq
 from derive import checkpoints
 from live import BUDGET, opened, remembering
 
-from kvsearch.knobs import Setting
-from kvsearch.pareto import front
 from kvsearch.policy import Policy
-from kvsearch.policy_search.journal import Journal
-from kvsearch.policy_search.work import Job
-from kvsearch.records import Trial
+from kvsearch.policy_search.worker import Job
+from kvsearch.policy_space import Setting
+from kvsearch.results.journal import Journal
+from kvsearch.results.pareto import front
+from kvsearch.results.records import Trial
 from kvsearch.session.progress import Shown
 
 BLOCK = 64  # tokens

@@ -19,9 +19,9 @@ from exposure import exposure
 from kept import RECORDS, kept_policies
 from scipy.stats import t as student
 
-from kvsearch.pareto import front
 from kvsearch.policy import ModelShape
-from kvsearch.policy_search.hypervolume import log_hypervolume as volume
+from kvsearch.results.pareto import front
+from kvsearch.results.pareto import log_hypervolume as volume
 
 HERE = Path(__file__).parent
 CONTEXT, WINDOWS = 1024, 2  # as in live.py

@@ -13,22 +13,22 @@ from pathlib import Path
 
 import numpy as np
 
-from kvsearch.evaluation.measurement import Measurement
-from kvsearch.evaluation.quality import Evaluator
-from kvsearch.knobs import Setting
+from kvsearch.evaluation.evaluator import Evaluator
 from kvsearch.models.load import LoadedModel, load_model
+from kvsearch.policy_search.admission import Task, baselines
 from kvsearch.policy_search.driver import Search
 from kvsearch.policy_search.executors.inline import Inline
-from kvsearch.policy_search.folder import RunFolder
-from kvsearch.policy_search.hypervolume import log_hypervolume as volume
-from kvsearch.policy_search.model_work import ModelSession
+from kvsearch.policy_search.model_worker import ModelSession
 from kvsearch.policy_search.samplers import make_sampler
-from kvsearch.policy_search.task import Task, baselines
-from kvsearch.policy_search.work import Job
-from kvsearch.records import Trial
+from kvsearch.policy_search.worker import Job
+from kvsearch.policy_space import Setting
+from kvsearch.policy_space import load as load_space
+from kvsearch.results.folder import RunFolder
+from kvsearch.results.measurement import Measurement
+from kvsearch.results.pareto import log_hypervolume as volume
+from kvsearch.results.records import Trial
 from kvsearch.session.inputs import MeasuredOn, TextOptions, text
 from kvsearch.session.progress import Shown
-from kvsearch.space import load as load_space
 
 BUDGET, CONTEXT, WINDOWS = 128, 1024, 2
 RECORDS = Path(__file__).with_name("records")

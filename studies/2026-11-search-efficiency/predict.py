@@ -17,12 +17,12 @@ import numpy as np
 import pyarrow.parquet as pq
 from kept import RECORDS, kept_policies, surrogate_runs
 
-from kvsearch.knobs import Setting
 from kvsearch.policy import ModelShape, Policy
-from kvsearch.policy_search.hypervolume import log_loss
-from kvsearch.policy_search.samplers.features import features, names_for
 from kvsearch.policy_search.samplers.gp import fit
-from kvsearch.space import load as load_space
+from kvsearch.policy_space import Setting
+from kvsearch.policy_space import load as load_space
+from kvsearch.policy_space.features import features, names_for
+from kvsearch.results.pareto import log_loss
 
 NAMES = names_for(load_space(str(Path(__file__).with_name("space.yaml"))))
 HERE = Path(__file__).parent

@@ -28,22 +28,21 @@ import pyarrow.parquet as pq
 from kept import RECORDS, kept_policies, surrogate_runs
 from noise import Noise
 
-from kvsearch.evaluation.measurement import Measurement
-from kvsearch.knobs import Setting
-from kvsearch.pareto import front
 from kvsearch.policy import ModelShape, Policy
+from kvsearch.policy_search.admission import Task, baselines
 from kvsearch.policy_search.driver import Search
 from kvsearch.policy_search.fidelity import most_measured
-from kvsearch.policy_search.folder import RunFolder
-from kvsearch.policy_search.hypervolume import FLOOR
-from kvsearch.policy_search.hypervolume import log_hypervolume as volume
 from kvsearch.policy_search.samplers import kvei, make_sampler
-from kvsearch.policy_search.samplers.features import features, names_for
 from kvsearch.policy_search.samplers.gp import GP, fit, process
-from kvsearch.policy_search.task import Task, baselines
-from kvsearch.policy_search.work import Job, Outcome, attempt
-from kvsearch.records import Trial
-from kvsearch.space import load as load_space
+from kvsearch.policy_search.worker import Job, Outcome, attempt
+from kvsearch.policy_space import Setting
+from kvsearch.policy_space import load as load_space
+from kvsearch.policy_space.features import features, names_for
+from kvsearch.results.folder import RunFolder
+from kvsearch.results.measurement import Measurement
+from kvsearch.results.pareto import FLOOR, front
+from kvsearch.results.pareto import log_hypervolume as volume
+from kvsearch.results.records import Trial
 
 NAMES = names_for(load_space(str(Path(__file__).with_name("space.yaml"))))
 HERE = Path(__file__).parent

@@ -16,16 +16,16 @@ from derive import checkpoints
 from live import BUDGET, CONTEXT, WINDOWS, opened, remembering, search
 
 from kvsearch.evaluation import sensitivity
-from kvsearch.evaluation.quality import Evaluator
-from kvsearch.knobs import Setting
+from kvsearch.evaluation.evaluator import Evaluator
 from kvsearch.models.load import LoadedModel
 from kvsearch.policy import Policy
+from kvsearch.policy_search.admission import Task, baselines
 from kvsearch.policy_search.samplers import make_sampler
-from kvsearch.policy_search.task import Task, baselines
-from kvsearch.policy_search.work import Job
+from kvsearch.policy_search.worker import Job
+from kvsearch.policy_space import Setting
+from kvsearch.policy_space import load as load_space
 from kvsearch.session.inputs import MeasuredOn
 from kvsearch.session.progress import Shown
-from kvsearch.space import load as load_space
 
 HERE = Path(__file__).parent
 WIKI, SOTU = "wikitext2-test.raw", "sotu.txt"

@@ -7,8 +7,8 @@
 with what they print, and the same difference here. A part without records has no table.
 
 Differences are paired and in nats: of text per token, over blocks of about 1024 tokens
-(`kvsearch.stats`), of answers over contexts or questions. Intervals are 95 %; an ordering holds if
-its interval has no 0.
+(`kvsearch.results.intervals`), of answers over contexts or questions. Intervals are 95 %; an
+ordering holds if its interval has no 0.
 """
 
 import argparse
@@ -23,8 +23,8 @@ import numpy as np
 from kept import pairs
 
 from kvsearch.policy.ladder import rungs
-from kvsearch.records import Interval
-from kvsearch.stats import Blocks, clustered, common, paired, wilson
+from kvsearch.results.intervals import Blocks, clustered, common, paired, wilson
+from kvsearch.results.records import Interval
 
 HERE = Path(__file__).parent
 MODELS = ("smollm2-135m", "gemma-3-270m")

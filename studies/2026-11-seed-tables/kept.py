@@ -11,8 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
-from kvsearch.policy_search.folder import RunFolder
-from kvsearch.stats import Blocks, common
+from kvsearch.results.folder import RunFolder
+from kvsearch.results.intervals import Blocks, common
 
 STUDIES = Path(__file__).resolve().parent.parent
 PAIRS = (("lacache", "streamingllm"), ("xmu-evict", "h2o"))

@@ -22,19 +22,19 @@ import torch
 
 from kvsearch.cache import PolicyCache
 from kvsearch.evaluation.answers import answers
-from kvsearch.evaluation.quality import Evaluator
+from kvsearch.evaluation.evaluator import Evaluator
 from kvsearch.evaluation.replay import deployed
-from kvsearch.knobs import Setting, Value
-from kvsearch.knobs.fields import policy_of
-from kvsearch.knobs.sizing import DEFAULTS
 from kvsearch.models import load_model
-from kvsearch.named_methods import METHODS
 from kvsearch.policy import Ladder, ModelShape, Policy, layout
 from kvsearch.policy.ladder import rungs
+from kvsearch.policy_space import Setting, Value
+from kvsearch.policy_space.methods import METHODS
+from kvsearch.policy_space.sized import DEFAULTS
+from kvsearch.policy_space.to_policy import policy_of
 from kvsearch.session.workloads import bare, from_tasks
-from kvsearch.text import read_file, tokenize, windows
-from kvsearch.text.sources import builtin
 from kvsearch.workloads import parse
+from kvsearch.workloads.text import read_file, tokenize, windows
+from kvsearch.workloads.text.read import builtin
 
 HERE = Path(__file__).parent
 REPORT = "900000-1290547"  # bytes of the report part of WikiText-2

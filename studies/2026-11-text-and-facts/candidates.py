@@ -1,8 +1,8 @@
 """Policies that may become starting points for text and facts together, by their names."""
 
-from kvsearch.knobs import Value
-from kvsearch.knobs.naming import name_of
-from kvsearch.named_methods import METHODS
+from kvsearch.policy_space import Value
+from kvsearch.policy_space.methods import METHODS
+from kvsearch.policy_space.naming import name_of
 
 Knobs = dict[str, Value]
 _HEADS: Knobs = dict(interval=16, budgets="heads", rotate=True, levels="lloyd")

@@ -19,9 +19,9 @@ from kvsearch.commands.heads import heads
 from kvsearch.config.budget import sized_for
 from kvsearch.config.run_config import RunConfig
 from kvsearch.errors import KvsearchError
+from kvsearch.evaluation.evaluator import Evaluator
 from kvsearch.evaluation.part import losses
-from kvsearch.evaluation.quality import Evaluator
-from kvsearch.knobs import build
+from kvsearch.policy_space import build
 from kvsearch.session import inputs, key_offsets, workloads
 from kvsearch.session.progress import Shown
 

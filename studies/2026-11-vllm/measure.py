@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from transformers import AutoTokenizer
 
 from kvsearch.cache import PolicyCache
-from kvsearch.evaluation.quality import Evaluator
+from kvsearch.evaluation.evaluator import Evaluator
 from kvsearch.exporters import find
 from kvsearch.exporters.environments import require
 from kvsearch.exporters.proof import TOLERANCE, ours
@@ -33,8 +33,8 @@ from kvsearch.models import LoadedModel, load_model
 from kvsearch.models.head import Head
 from kvsearch.models.load import folder_of
 from kvsearch.policy import ModelShape, Policy, layout
+from kvsearch.results.intervals import paired
 from kvsearch.serving.account import account
-from kvsearch.stats import paired
 
 HERE = Path(__file__).parent
 MODEL = "smollm2-135m"

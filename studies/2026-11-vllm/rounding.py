@@ -15,10 +15,10 @@ import numpy as np
 import torch
 from measure import FOUR, POLICIES
 
-from kvsearch.evaluation.quality import Evaluator
+from kvsearch.evaluation.evaluator import Evaluator
 from kvsearch.models import load_model
 from kvsearch.policy import Policy
-from kvsearch.text import read_file, tokenize, windows
+from kvsearch.workloads.text import read_file, tokenize, windows
 
 HERE = Path(__file__).parent
 SEEDS = 6

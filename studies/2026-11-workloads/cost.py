@@ -26,18 +26,18 @@ import torch
 
 from kvsearch.commands.heads import heads
 from kvsearch.evaluation.answers import answers
-from kvsearch.evaluation.quality import Evaluator
-from kvsearch.knobs import Setting, Value, build
+from kvsearch.evaluation.evaluator import Evaluator
 from kvsearch.models import load_model
 from kvsearch.models.learned import Learned, sample_of
-from kvsearch.named_methods import METHODS
 from kvsearch.policy import ModelShape, Policy
-from kvsearch.policy_search.portfolio import load
+from kvsearch.policy_space import Setting, Value, build
+from kvsearch.policy_space.methods import METHODS
+from kvsearch.policy_space.portfolio import load
 from kvsearch.rules import KVzap
 from kvsearch.session.workloads import from_tasks
-from kvsearch.text import tokenize
-from kvsearch.text.sources import builtin
 from kvsearch.workloads import Prompts, parse
+from kvsearch.workloads.text import tokenize
+from kvsearch.workloads.text.read import builtin
 
 HERE = Path(__file__).parent
 LEARNED = HERE.parent / "2026-11-head-prices" / "learned.yaml"

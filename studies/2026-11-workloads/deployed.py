@@ -14,13 +14,13 @@ from measure import TASKS
 
 from kvsearch import Policy, PolicyCache
 from kvsearch.evaluation.answers import answers
-from kvsearch.evaluation.quality import Evaluator
+from kvsearch.evaluation.evaluator import Evaluator
 from kvsearch.models import load_model
 from kvsearch.models.load import LoadedModel
 from kvsearch.session.workloads import from_tasks
-from kvsearch.text import tokenize
-from kvsearch.text.sources import builtin
 from kvsearch.workloads import Ask, Item, parse
+from kvsearch.workloads.text import tokenize
+from kvsearch.workloads.text.read import builtin
 
 
 @torch.inference_mode()

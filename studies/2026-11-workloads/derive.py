@@ -19,9 +19,9 @@ from pathlib import Path
 import numpy as np
 from measure import KVZIP, PUBLISHED
 
-from kvsearch.records import Interval
+from kvsearch.results.intervals import clustered, wilson
+from kvsearch.results.records import Interval
 from kvsearch.session.workloads import GATE
-from kvsearch.stats import clustered, wilson
 
 HERE = Path(__file__).parent
 Cell = dict[str, dict[str, list[float]]]

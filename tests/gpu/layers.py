@@ -1,4 +1,4 @@
-"""A layer fed with tokens on a real device; what `tests/test_device.py` does without one."""
+"""A layer fed with tokens on a real device; what `tests/cache/test_device.py` does without one."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager

@@ -10,13 +10,13 @@ from torch.profiler import ProfilerActivity, profile
 from kvsearch.cache.cuda import captures
 from kvsearch.policy import ModelShape, Policy, Quantizer, Tier
 from kvsearch.rules import Attention
-from tests import test_device, test_launches
+from tests.cache import test_device, test_launches
+from tests.cache.test_captures import capture
+from tests.cache.test_device import NAMES, PROMPT, SHARED, WAYS
+from tests.cache.test_device import SHAPE as NARROW
+from tests.cache.test_launches import FILE, KINDS, OWN, SHAPE, STEPS, TURNED, small
 from tests.gpu.layers import CPU, GPU, Layer, off, without_waits
 from tests.random_policies import policies
-from tests.test_captures import capture
-from tests.test_device import NAMES, PROMPT, SHARED, WAYS
-from tests.test_device import SHAPE as NARROW
-from tests.test_launches import FILE, KINDS, OWN, SHAPE, STEPS, TURNED, small
 
 # what falls back would give the same
 pytestmark = pytest.mark.filterwarnings("error:(auto passes over|no CUDA graphs)")

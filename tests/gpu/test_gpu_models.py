@@ -12,11 +12,11 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerF
 from kvsearch.cache import PolicyCache
 from kvsearch.cache.cuda.graphs import cuda_graphs
 from kvsearch.cli import main
-from kvsearch.evaluation.quality import Evaluator, stepwise
+from kvsearch.evaluation.evaluator import Evaluator, stepwise
 from kvsearch.models.load import LoadedModel
+from tests.cache.test_device import NAMES, small
 from tests.cache_cases import PROMPT, T, tiny
 from tests.gpu.layers import GPU
-from tests.test_device import NAMES, small
 
 # what falls back would give the same
 pytestmark = pytest.mark.filterwarnings("error:(auto passes over|no CUDA graphs)")

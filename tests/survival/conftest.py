@@ -93,7 +93,7 @@ def address() -> Iterator[str]:
 
 def outcomes(folder: Path) -> list[tuple[Any, ...]]:
     """What the journal says of every trial, in order of number."""
-    from kvsearch.policy_search.journal import Journal
+    from kvsearch.results.journal import Journal
 
     found = Journal(folder / "trials.jsonl").read()
     return sorted((t.number, t.name, t.state, t.fingerprint, t.nll) for t in found)

@@ -12,15 +12,15 @@ from conftest import ends
 from toy import FROM, GROWN, SETTING, SHAPE, Session, Toy, kills_late, nll, task
 
 from kvsearch.errors import RunError
-from kvsearch.evaluation.measurement import Measurement
 from kvsearch.policy import Policy
 from kvsearch.policy_search import fidelity
 from kvsearch.policy_search.driver import Search
 from kvsearch.policy_search.executors.inline import Inline
-from kvsearch.policy_search.folder import RunFolder
-from kvsearch.policy_search.study import Study
-from kvsearch.policy_search.work import Job, Outcome, attempt
-from kvsearch.records import Trial
+from kvsearch.policy_search.optuna_study import Study
+from kvsearch.policy_search.worker import Job, Outcome, attempt
+from kvsearch.results.folder import RunFolder
+from kvsearch.results.measurement import Measurement
+from kvsearch.results.records import Trial
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "one-evaluator.txt"
 FULL = Policy().fingerprint(SHAPE.layers)

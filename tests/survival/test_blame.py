@@ -16,15 +16,15 @@ from conftest import start
 from toy import WINDOWS, Session, Toy, searched, task
 
 from kvsearch.errors import KvsearchError, RunError
-from kvsearch.evaluation.measurement import Measurement
 from kvsearch.policy import Policy
 from kvsearch.policy_search.driver import Search
 from kvsearch.policy_search.executors import cluster
 from kvsearch.policy_search.executors.inline import Inline
 from kvsearch.policy_search.executors.processes import Processes
-from kvsearch.policy_search.folder import RunFolder
-from kvsearch.policy_search.work import Job, Unusable
-from kvsearch.records import Trial
+from kvsearch.policy_search.worker import Job, Unusable
+from kvsearch.results.folder import RunFolder
+from kvsearch.results.measurement import Measurement
+from kvsearch.results.records import Trial
 
 
 def quiet(trial: Trial, trials: list[Trial]) -> None:
@@ -228,7 +228,7 @@ def test_a_second_ctrl_c_ends_at_once_and_leaves_no_process(tmp_path: Path) -> N
     code = (
         "import signal, sys, time; from pathlib import Path\n"
         "from kvsearch.cli import _interrupt; import toy\n"
-        "from kvsearch.policy import Policy; from kvsearch.policy_search.work import Job\n"
+        "from kvsearch.policy import Policy; from kvsearch.policy_search.worker import Job\n"
         "from kvsearch.policy_search.executors.processes import Processes\n"
         "if __name__ == '__main__':\n"
         "    signal.signal(signal.SIGINT, _interrupt)\n"

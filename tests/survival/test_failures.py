@@ -9,12 +9,12 @@ import torch
 from toy import WINDOWS, Session, Toy, searched, task
 
 from kvsearch.errors import OutOfMemory, RunError
-from kvsearch.pareto import front
 from kvsearch.policy import Policy
 from kvsearch.policy_search.driver import Search
 from kvsearch.policy_search.executors.inline import Inline
-from kvsearch.policy_search.folder import RunFolder
-from kvsearch.policy_search.work import Job, attempt
+from kvsearch.policy_search.worker import Job, attempt
+from kvsearch.results.folder import RunFolder
+from kvsearch.results.pareto import front
 
 PRUNED, COMPLETE = optuna.trial.TrialState.PRUNED, optuna.trial.TrialState.COMPLETE
 

@@ -18,9 +18,9 @@ import kvsearch
 from kvsearch.errors import RunError
 from kvsearch.files import append_line, write_atomic
 from kvsearch.policy import Policy
-from kvsearch.policy_search.folder import RunFolder
-from kvsearch.policy_search.journal import Journal
-from kvsearch.records import Trial, plain
+from kvsearch.results.folder import RunFolder
+from kvsearch.results.journal import Journal
+from kvsearch.results.records import Trial, plain
 
 
 @pytest.mark.parametrize(

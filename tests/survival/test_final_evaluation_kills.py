@@ -13,13 +13,13 @@ from conftest import Fork
 from toy import SETTING, SHAPE, Session, Toy, kills_late, nll
 
 from kvsearch.errors import RunError
-from kvsearch.evaluation.measurement import Measurement
 from kvsearch.policy import Policy
 from kvsearch.policy_search.executors.inline import Inline
 from kvsearch.policy_search.executors.processes import Processes
-from kvsearch.policy_search.folder import RunFolder
-from kvsearch.policy_search.measure import measure
-from kvsearch.policy_search.work import Job
+from kvsearch.policy_search.fixed_list import measure
+from kvsearch.policy_search.worker import Job
+from kvsearch.results.folder import RunFolder
+from kvsearch.results.measurement import Measurement
 
 FULL, OTHER = Policy(), Policy(slots=40, name="other")
 KEY = OTHER.fingerprint(SHAPE.layers)

@@ -13,14 +13,14 @@ from conftest import KILLS, Fork, ends
 from test_kills import Killer
 from toy import FROM, GROWN, SHAPE, Session, Toy, nll, searched, task
 
-from kvsearch.evaluation.measurement import Measurement
 from kvsearch.policy import Policy
 from kvsearch.policy_search import fidelity
 from kvsearch.policy_search.driver import Search
 from kvsearch.policy_search.executors.processes import Processes
-from kvsearch.policy_search.folder import RunFolder
-from kvsearch.policy_search.work import Job
-from kvsearch.records import Trial
+from kvsearch.policy_search.worker import Job
+from kvsearch.results.folder import RunFolder
+from kvsearch.results.measurement import Measurement
+from kvsearch.results.records import Trial
 
 TRIALS = 60
 TPE, KVEI = (task(TRIALS, sampler, windows=GROWN) for sampler in ("tpe", "kvei"))

@@ -12,14 +12,14 @@ import pytest
 from conftest import KILLS, RAY_KILLS, calm, ends, outcomes
 from toy import WINDOWS, Toy, task
 
-from kvsearch.policy_search.crash_counter import ATTEMPTS
 from kvsearch.policy_search.driver import Search
 from kvsearch.policy_search.executors import Executor
 from kvsearch.policy_search.executors.processes import Processes
 from kvsearch.policy_search.executors.ray_actors import RayActors
-from kvsearch.policy_search.folder import RunFolder
-from kvsearch.policy_search.journal import Journal
-from kvsearch.records import Trial
+from kvsearch.results.attempts import ATTEMPTS
+from kvsearch.results.folder import RunFolder
+from kvsearch.results.journal import Journal
+from kvsearch.results.records import Trial
 
 SECONDS = 0.03  # of one evaluation
 

@@ -6,10 +6,10 @@ from pathlib import Path
 from toy import GROWN, Session, Toy, task
 
 from kvsearch.policy_search.driver import Search
-from kvsearch.policy_search.folder import RunFolder
-from kvsearch.policy_search.loop import Evaluation
+from kvsearch.policy_search.job_loop import Evaluation
 from kvsearch.policy_search.pacing import AT_ONCE
-from kvsearch.policy_search.work import Job, Outcome, attempt
+from kvsearch.policy_search.worker import Job, Outcome, attempt
+from kvsearch.results.folder import RunFolder
 
 SLOTS, TRIALS = 32, 40
 

@@ -17,7 +17,7 @@ from kvsearch.errors import RunError
 from kvsearch.policy import Policy
 from kvsearch.policy_search.executors.processes import Processes
 from kvsearch.policy_search.executors.ray_actors import why_lost
-from kvsearch.policy_search.work import Job
+from kvsearch.policy_search.worker import Job
 
 SCRIPT = """
 import os, sys
@@ -26,7 +26,7 @@ TOP
 import toy
 from kvsearch.policy import Policy
 from kvsearch.policy_search.executors.processes import Processes
-from kvsearch.policy_search.work import Job
+from kvsearch.policy_search.worker import Job
 Path(sys.argv[1]).open("a").write("imported\\n")
 if GUARD:
     e = Processes(toy.Toy(Path(sys.argv[1] + ".log"), 0.0), 1)

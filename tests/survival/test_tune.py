@@ -8,10 +8,10 @@ import pytest
 from conftest import outcomes
 from toy import WINDOWS, Session, Toy, task
 
-from kvsearch.policy_search import tune
+from kvsearch.policy_search import ray_tune
 from kvsearch.policy_search.driver import Search
 from kvsearch.policy_search.executors.inline import Inline
-from kvsearch.policy_search.folder import RunFolder
+from kvsearch.results.folder import RunFolder
 
 pytestmark = pytest.mark.slow  # Ray starts
 DONE = {optuna.trial.TrialState.PRUNED, optuna.trial.TrialState.COMPLETE}
@@ -31,7 +31,7 @@ def test_tune_fills_the_same_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         )
 
     first = search(4)
-    trials = tune.run(first, bad, slots=2, address="local")
+    trials = ray_tune.run(first, bad, slots=2, address="local")
     failed = [t for t in trials if t.state == "failed"]
     assert failed and all("not finite" in (t.error or "") for t in failed)
     assert sum(t.kind == "searched" and t.state in ("complete", "failed") for t in trials) == 4
@@ -53,5 +53,5 @@ def test_tune_starts_policies_on_all_windows(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "run")
     search = Search(task(2), Inline(Session(Toy(tmp_path / "log"))), folder, lambda *_: None)
     with pytest.raises(AssertionError):
-        tune.run(search, Toy(tmp_path / "log"), slots=1, address="local")
+        ray_tune.run(search, Toy(tmp_path / "log"), slots=1, address="local")
     folder.close()

@@ -20,16 +20,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kvsearch.errors import KvsearchError
-from kvsearch.evaluation.measurement import Measurement
-from kvsearch.knobs import Setting
 from kvsearch.policy import HeadLosses, ModelShape, Policy
-from kvsearch.policy_search.work import Job
-from kvsearch.space import load as load_space
+from kvsearch.policy_search.worker import Job
+from kvsearch.policy_space import Setting
+from kvsearch.policy_space import load as load_space
+from kvsearch.results.measurement import Measurement
 
 if TYPE_CHECKING:
+    from kvsearch.policy_search.admission import Task
     from kvsearch.policy_search.executors import Executor
-    from kvsearch.policy_search.task import Task
-    from kvsearch.records import Trial
+    from kvsearch.results.records import Trial
 
 SHAPE = ModelShape(layers=4, kv_heads=2, head_dim=16, heads=4)
 TOKENS, FROM, WINDOWS = 512, 64, 2  # two windows: policies start on the first
@@ -135,8 +135,8 @@ def _windows(job: Job) -> int:
 
 
 def task(trials: int, sampler: str = "tpe", seed: int = 3, **more: object) -> "Task":
+    from kvsearch.policy_search.admission import Task
     from kvsearch.policy_search.samplers import make_sampler
-    from kvsearch.policy_search.task import Task
 
     make = make_sampler(sampler, SPACE, SETTING)
     return Task(SETTING, FROM, SPACE, trials, seed, make, **{"windows": WINDOWS, **more})
@@ -146,7 +146,7 @@ def searched(folder: Path, session: Session, what: "Task") -> "list[Trial]":
     """The trials of a search, or of the rest of one, in this process."""
     from kvsearch.policy_search.driver import Search
     from kvsearch.policy_search.executors.inline import Inline
-    from kvsearch.policy_search.folder import RunFolder
+    from kvsearch.results.folder import RunFolder
 
     run = RunFolder(folder)
     try:
@@ -175,7 +175,7 @@ def main(options: list[str] | None = None) -> None:
     from kvsearch.policy_search.driver import Search
     from kvsearch.policy_search.executors.inline import Inline
     from kvsearch.policy_search.executors.processes import Processes
-    from kvsearch.policy_search.folder import RunFolder
+    from kvsearch.results.folder import RunFolder
 
     work = toy.Toy(o.log or o.folder.with_suffix(".log"), o.seconds, o.bad)
     executor: Executor | None = None

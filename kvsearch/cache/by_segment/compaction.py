@@ -21,7 +21,7 @@ from kvsearch.cache.slots.packed import Move, PackedStore, Store, compact_togeth
 from kvsearch.policy import LayerLayout
 from kvsearch.policy.schedule import Evictions, pools_by_age
 from kvsearch.rules import Scorer
-from kvsearch.rules.pick import pick
+from kvsearch.rules.base import pick
 from kvsearch_kernels.choose_slots import Ask, Choice, Sums, best_between, choose_slots
 from kvsearch_kernels.host_to_device import sent
 

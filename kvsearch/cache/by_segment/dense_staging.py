@@ -19,7 +19,7 @@ from kvsearch.cache.layer import Layer
 from kvsearch.cache.slots.dense import DenseStore
 from kvsearch.cache.slots.formats import Held
 from kvsearch.cache.slots.packed import PackedStore
-from kvsearch.rules.pick import pick
+from kvsearch.rules.base import pick
 from kvsearch_kernels.picking import first_of, gather
 
 

@@ -21,7 +21,7 @@ from kvsearch.models.shape import body
 from kvsearch.policy import Anchors, Policy
 from kvsearch.policy.anchors import NEW
 from kvsearch.policy.sequences import Flags
-from kvsearch.text.endings import endings, full_stop
+from kvsearch.workloads.text.endings import endings, full_stop
 
 Ids = NDArray[np.int64]
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from kvsearch.cache.slots.formats import Ran, codecs, entering
 from kvsearch.policy import LayerLayout
-from kvsearch.rules.pick import pick
+from kvsearch.rules.base import pick
 from kvsearch_kernels.picking import gather
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from kvsearch.cache.slots.dense import DenseStore
 from kvsearch.cache.slots.formats import Held, Ran, as_held, codecs, entering
 from kvsearch.policy import LayerLayout
-from kvsearch.rules.pick import pick
+from kvsearch.rules.base import pick
 from kvsearch_kernels.choose_slots import Choice
 from kvsearch_kernels.packed_attention import Part
 from kvsearch_kernels.picking import first_of, first_slots, gather

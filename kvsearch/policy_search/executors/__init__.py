@@ -2,7 +2,7 @@
 
 from typing import Protocol
 
-from kvsearch.policy_search.work import Job, Outcome
+from kvsearch.policy_search.worker import Job, Outcome
 
 
 class Executor(Protocol):

@@ -1,7 +1,7 @@
 """Jobs in this very process: the default, and the one that is easiest to debug."""
 
 from kvsearch.errors import RunError
-from kvsearch.policy_search.work import Job, Outcome, Session, Unusable, attempt
+from kvsearch.policy_search.worker import Job, Outcome, Session, Unusable, attempt
 
 
 class Inline:

@@ -23,7 +23,7 @@ from kvsearch.policy_search.executors.spawning import (
     why_not_started,
     written,
 )
-from kvsearch.policy_search.work import (
+from kvsearch.policy_search.worker import (
     Job,
     Outcome,
     Session,

@@ -1,6 +1,6 @@
 """Jobs on a Ray cluster: core actors that load the model once, refilled one by one.
 
-Not through Ray Tune (`kvsearch.policy_search.tune`): there an exception ends the actor with its
+Not through Ray Tune (`kvsearch.policy_search.ray_tune`): there an exception ends the actor with its
 loaded model, and after a kill there are two records of the trials (docs/search.md).
 """
 
@@ -11,7 +11,7 @@ from typing import Any
 from kvsearch.errors import KvsearchError
 from kvsearch.policy_search.executors.cluster import Cluster
 from kvsearch.policy_search.executors.spawning import last_line
-from kvsearch.policy_search.work import Job, Outcome, Session, Work, attempt, why_unopened
+from kvsearch.policy_search.worker import Job, Outcome, Session, Work, attempt, why_unopened
 
 STARTS = 3  # times in a row that a slot may die before it has opened its work
 SHOWN = 160  # characters of Ray's messages

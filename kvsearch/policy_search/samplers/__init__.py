@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from kvsearch.errors import KvsearchError, nearest, one_line, quoted
 from kvsearch.extensions import extend
-from kvsearch.knobs import Setting
 from kvsearch.policy_search.samplers.pricing import Context, Priced
-from kvsearch.space import SearchSpace
+from kvsearch.policy_space import SearchSpace, Setting
 
 if TYPE_CHECKING:
     from optuna.samplers import BaseSampler

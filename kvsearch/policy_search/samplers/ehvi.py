@@ -11,7 +11,7 @@ from math import erfc
 import numpy as np
 from numpy.typing import NDArray
 
-from kvsearch.pareto import front
+from kvsearch.results.pareto import front
 
 Array = NDArray[np.float64]
 _erfc = np.vectorize(erfc, otypes=[np.float64])  # a few thousand numbers: less than SciPy's import

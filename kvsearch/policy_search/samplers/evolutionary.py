@@ -3,10 +3,10 @@
 import random
 from collections.abc import Mapping
 
-from kvsearch.knobs import Value
 from kvsearch.policy_search.samplers.history import History
 from kvsearch.policy_search.samplers.point import PointSampler
 from kvsearch.policy_search.samplers.pool import offspring
+from kvsearch.policy_space import Value
 
 CHILDREN = 0.85  # share of proposals with parents, the rest is random
 FRONT = 0.25  # share of those whose parents are the front, else the best within the budget

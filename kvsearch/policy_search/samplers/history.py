@@ -6,8 +6,8 @@ from math import isfinite
 
 from optuna.trial import FrozenTrial, TrialState
 
-from kvsearch.pareto import front
 from kvsearch.policy_search.samplers.pricing import Context, Priced
+from kvsearch.results.pareto import front
 
 
 @dataclass(frozen=True, eq=False)

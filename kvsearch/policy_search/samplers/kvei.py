@@ -12,8 +12,6 @@ from statistics import fmean
 import numpy as np
 from optuna.study import Study
 
-from kvsearch.knobs import Value
-from kvsearch.policy_search.hypervolume import REFERENCE_BYTES, REFERENCE_LOSS
 from kvsearch.policy_search.samplers.ehvi import Array, expected_gain, expected_improvement
 from kvsearch.policy_search.samplers.evolutionary import Evolutionary
 from kvsearch.policy_search.samplers.history import History, read
@@ -23,6 +21,8 @@ from kvsearch.policy_search.samplers.pool import mutant, neighbours
 from kvsearch.policy_search.samplers.pricing import Priced
 from kvsearch.policy_search.samplers.size_probes import size_probe
 from kvsearch.policy_search.samplers.surrogate import Surrogate
+from kvsearch.policy_space import Value
+from kvsearch.results.pareto import REFERENCE_BYTES, REFERENCE_LOSS
 
 FIRST = 6  # trials before the search starts to build on them
 CHILDREN, ROUNDS = 16, 3  # mutants a round; later rounds have the best candidates so far

@@ -8,13 +8,12 @@ One move on every axis settles it for the price of about a dozen evaluations on 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from kvsearch.knobs import Value
 from kvsearch.policy_search.samplers.history import History
 from kvsearch.policy_search.samplers.pool import Draw, values
 from kvsearch.policy_search.samplers.pricing import Context, Priced
 from kvsearch.policy_search.samplers.size_probes import AXIS as SIZE
 from kvsearch.policy_search.samplers.surrogate import Surrogate
-from kvsearch.space import SearchSpace
+from kvsearch.policy_space import SearchSpace, Value
 
 
 class Middle:

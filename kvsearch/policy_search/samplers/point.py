@@ -9,10 +9,10 @@ from optuna.samplers import BaseSampler, RandomSampler
 from optuna.study import Study
 from optuna.trial import FrozenTrial
 
-from kvsearch.knobs import Value
 from kvsearch.policy_search.samplers.history import History, read
 from kvsearch.policy_search.samplers.pool import anything
 from kvsearch.policy_search.samplers.pricing import Context, Priced
+from kvsearch.policy_space import Value
 
 TRIES = 400  # draws of a point that is feasible and new before giving up
 

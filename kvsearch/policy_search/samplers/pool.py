@@ -4,8 +4,7 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
-from kvsearch.knobs import Value
-from kvsearch.space import Axis, SearchSpace, drawn, on_grid
+from kvsearch.policy_space import Axis, SearchSpace, Value, drawn, on_grid
 
 Knobs = dict[str, Value]
 SIZE_PROBES = 0.3  # share of children that are a parent at another size: that is what makes a front

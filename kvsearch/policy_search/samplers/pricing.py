@@ -6,11 +6,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from kvsearch.errors import PolicyError
-from kvsearch.knobs import Setting, Value, sized
 from kvsearch.policy import Policy, check
-from kvsearch.policy_search.samplers.features import features, names_for
 from kvsearch.policy_search.samplers.pool import anything
-from kvsearch.space import SearchSpace
+from kvsearch.policy_space import SearchSpace, Setting, Value, sized
+from kvsearch.policy_space.features import features, names_for
 
 Speed = Callable[[Policy], float]
 ANYWHERE = 500  # random points that every proposal considers; priced once, in a fifth of a second

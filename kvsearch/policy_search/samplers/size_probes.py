@@ -6,10 +6,9 @@ before it has seen a policy at two of them. Methods are all of one size.
 
 from collections.abc import Mapping
 
-from kvsearch.knobs import Value
 from kvsearch.policy_search.samplers.history import History
 from kvsearch.policy_search.samplers.pricing import Context
-from kvsearch.space import Axis
+from kvsearch.policy_space import Axis, Value
 
 AXIS = "budget_fraction"  # share of the budget that a policy may spend
 SIZES = 4  # of an axis that is a range

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from kvsearch.text.borders import begun, following, inside
-from kvsearch.text.parts import Split, shares
 from kvsearch.workloads.items import Ask, Ids, Item, ids
+from kvsearch.workloads.text.borders import begun, following, inside
+from kvsearch.workloads.text.parts import Split, shares
 
 
 @dataclass(frozen=True, eq=False)

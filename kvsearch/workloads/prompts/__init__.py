@@ -1,0 +1,1 @@
+"""A person's prompts, from files and the hub to items of tokens."""

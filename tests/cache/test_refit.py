@@ -1,0 +1,190 @@
+"""Values fitted to what the whole prompt would answer: exact, never NaN, and refused elsewhere.
+
+That evaluation and deployed cache agree is checked for all ways in `test_prompts.py`.
+"""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from kvsearch.cache import PolicyCache
+from kvsearch.cache import references as references_module
+from kvsearch.cache import refit as module
+from kvsearch.cache.call import Call
+from kvsearch.cache.references import References
+from kvsearch.cache.refit import RIDGE, Whole, fitted
+from kvsearch.errors import PolicyError
+from kvsearch.exporters import find
+from kvsearch.exporters.fields import verdicts
+from kvsearch.exporters.project import project
+from kvsearch.policy import Policy, Quantizer, Tier
+from kvsearch.policy_space import build, load
+from kvsearch.policy_space.methods import METHODS
+from kvsearch.rules import Reread
+from kvsearch.vectors import kit
+from tests.cache_cases import AFTER, IDS, tiny
+
+MODEL = tiny(layers=3).model
+POLICY = Policy(slots=30, trigger="prompt", refit="values", rule=Reread(), sinks=2)
+B, H, G, N, D, LEFT = 2, 3, 2, 40, 8, 12
+
+
+def taken(policy: Policy, ids: Tensor, packed: bool = True) -> PolicyCache:
+    cache = PolicyCache(policy, MODEL, native=torch.float64, packed=packed)
+    with torch.inference_mode():
+        MODEL(ids, past_key_values=cache)
+    return cache
+
+
+def drawn(references: int, seed: int = 0) -> tuple[Whole, Tensor, Tensor, Tensor]:
+    """A prompt, and of its slots the first of each head, 12 of the last and 9 of the others."""
+    torch.manual_seed(seed)
+    k, v = torch.randn(B, H, N, D).double(), torch.randn(B, H, N, 5).double()
+    q = torch.randn(B, H * G, 2 * references, D).double()
+    near = torch.randn(B, H, 2 * references, D).double(), torch.randn(B, H, 2 * references, 5)
+    there = torch.arange(LEFT) < torch.tensor([9, 9, LEFT])[:, None]
+    again = References(Call(q[:, :, ::2], near[0], near[1].double(), scale=0.7), 2)
+    return Whole(k, v, [again]), k[:, :, :LEFT], v[:, :, :LEFT], there
+
+
+@pytest.mark.parametrize("references", [50, 2])
+def test_values_are_the_least_squares_ones(
+    references: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Head by head as NumPy solves them; few references are answered as the whole prompt does.
+
+    References see beside the slots the tokens that come with them, up to their own.
+    """
+    monkeypatch.setattr(references_module, "ROWS", 32)  # several maps
+    whole, keys, values, there = drawn(references)
+    found, asked = fitted(whole, keys, values, there), whole.references[0].call
+    at = 2 * np.arange(references)
+    hidden = np.arange(2 * references) > np.tile(at, G)[:, None]
+    for b in range(B):
+        for h in range(H):
+            n, q = int(there[h].sum()), asked.q[b, h * G : h * G + G].flatten(0, 1).numpy()
+            near_k, near_v = (x[b, h].numpy() for x in (asked.k, asked.v))
+            near = np.where(hidden, 0, np.exp(0.7 * q @ near_k.T))
+
+            def shares(k: Tensor, q: Any = q, near: Any = near) -> tuple[Any, Any]:
+                x = np.exp(0.7 * q @ k.numpy().T)
+                total = x.sum(1, keepdims=True) + near.sum(1, keepdims=True)
+                return x / total, near / total
+
+            x, rest = shares(whole.keys[b, h])
+            want = x @ whole.values[b, h].numpy() + rest @ near_v
+            x, rest = shares(keys[b, h, :n])
+            old = values[b, h, :n].numpy()
+            lacks = want - x @ old - rest @ near_v
+            ridge = np.sqrt(RIDGE * (x**2).sum() / n) * np.eye(n)
+            system = np.concatenate([x, ridge]), np.concatenate([lacks, 0 * old])
+            step = np.linalg.lstsq(*system, rcond=None)[0]
+            np.testing.assert_allclose(found[b, h, :n].numpy(), old + step, atol=1e-8)
+            left = np.linalg.norm(lacks - x @ step) / np.linalg.norm(lacks)
+            assert left < (0.05 if references == 2 else 0.9)
+
+
+def test_kept_slots_answer_what_was_asked_nearly_as_the_whole_prompt() -> None:
+    """The context itself, after it was read again: nearer to the full cache than evicted."""
+    ids = torch.from_numpy(IDS[:1, :90])
+    lost = {}
+    for how in ("none", "values"):
+        cache = taken(POLICY.model_copy(update={"refit": how}), ids)
+        with torch.inference_mode():
+            got = MODEL(ids, past_key_values=cache).logits
+            full = MODEL(torch.cat([ids, ids], 1)).logits[:, 90:]
+        lost[how] = float((got - full).square().mean())
+    assert lost["values"] < 0.7 * lost["none"], lost
+
+
+def test_a_prompt_of_one_token_over_and_over_is_fitted_without_nan() -> None:
+    """All of its queries are nearly alike, and so are its keys."""
+    policy = POLICY.model_copy(update=dict(tiers=(Tier(key_bits=3),), quantizer=Quantizer(group=8)))
+    cache = taken(policy, torch.full((1, 90), 5))
+    for group in cache.groups:
+        assert all(bool(x.isfinite().all()) for x in group.store.read())
+    assert cache.unfitted == 0
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_what_cannot_be_solved_is_left_as_it_was_and_counted(
+    packed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = module.fitted
+
+    def broken(*given: Any) -> Tensor:
+        found = plain(*given)
+        found[:, 1, 0, 0] = float("nan")
+        return found
+
+    monkeypatch.setattr(module, "fitted", broken)
+    ids = torch.from_numpy(IDS[:1, :90])
+    evicted = taken(POLICY.model_copy(update={"refit": "none"}), ids, packed)
+    cache = taken(POLICY, ids, packed)
+    assert cache.unfitted == 3 and evicted.unfitted == 0
+    mine, theirs = (x.groups[0].store.read()[1][0] for x in (cache, evicted))
+    assert torch.equal(mine[1], theirs[1]) and not torch.equal(mine[0], theirs[0])
+    cache.reset()
+    assert cache.unfitted == 0
+
+
+def test_a_prompt_shorter_than_the_slots_is_left_as_it_is() -> None:
+    ids = torch.from_numpy(IDS[:1, :28])
+    want, got = (taken(POLICY.model_copy(update={"refit": how}), ids) for how in ("none", "values"))
+    for a, b in zip(want.groups, got.groups, strict=True):
+        assert torch.equal(a.store.read()[1], b.store.read()[1])
+    assert not any(layer.references for layer in got.held)
+
+
+def test_every_row_of_a_batch_is_fitted_alone_and_references_are_let_go() -> None:
+    both = taken(POLICY, torch.from_numpy(IDS[:, :90]))
+    for row in range(2):
+        alone = taken(POLICY, torch.from_numpy(IDS[row : row + 1, :90]))
+        for a, b in zip(both.groups, alone.groups, strict=True):
+            assert (a.store.read()[1][row] - b.store.read()[1][0]).abs().max() < 1e-9
+    assert not any(layer.references for layer in both.held)
+
+
+def test_references_are_spread_over_a_long_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(references_module, "MOST", 20)
+    q = torch.arange(90.0).view(1, 1, 90, 1)
+    found = References.of(Call(q, q, q, scale=1.0), 90)
+    assert found.call.q.flatten().tolist() == [*range(0, 90, 5)] and found.step == 5
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        (dict(rule=None), "needs trigger 'prompt', slots, and rule 'reread'"),
+        (dict(rule=None, trigger="stream"), "needs trigger 'prompt', slots, and rule 'reread'"),
+        (dict(slots=None), "needs trigger 'prompt', slots, and rule 'reread'"),
+        (dict(positions="cache"), "needs positions 'original'"),
+    ],
+)
+def test_what_does_not_go_together_is_one_sentence(fields: dict[str, Any], said: str) -> None:
+    with pytest.raises(PolicyError, match=f"refit 'values' {said}"):
+        Policy.build({**POLICY.plain(), **fields})
+
+
+def test_who_serves_it() -> None:
+    """Only the cache itself; kits of vectors refuse it."""
+    for name, word in (("transformers", "exact"), ("vllm", "dropped"), ("kvpress", "dropped")):
+        found = {v.field: v.verdict for v in verdicts(POLICY, project(POLICY, find(name)))}
+        assert found["refit"] == word, name
+    with pytest.raises(PolicyError, match="fitted values belong to a certain text or model"):
+        kit(POLICY)
+
+
+def test_it_is_a_knob_and_part_of_the_identity() -> None:
+    knobs: dict[str, Any] = dict(rule="reread", trigger="prompt", refit="values")
+    policy, plain = (build(knobs | more, AFTER) for more in ({}, {"refit": "none"}))
+    assert policy.refits and policy.slots == plain.slots
+    assert policy.fingerprint() != plain.fingerprint()
+    assert Policy.parse(policy.to_json()) == policy
+    with pytest.raises(PolicyError, match="refit 'values' needs trigger 'prompt'"):
+        build({**knobs, "rule": "h2o"}, AFTER)
+    for name in ("attention-matching", "kvzip+k5v4+refit"):
+        assert load("prompts").params(METHODS[name].knobs) is not None
