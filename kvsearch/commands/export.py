@@ -43,7 +43,8 @@ from kvsearch.results.folder import run_of
 from kvsearch.results.intervals import paired
 from kvsearch.results.study import Study
 from kvsearch.session import inputs
-from kvsearch.session.policies import is_method, learns, method
+from kvsearch.session.learned import learns
+from kvsearch.session.policies import is_method, method
 from kvsearch.session.progress import Shown
 from kvsearch.workloads.text import windows as cut_windows
 

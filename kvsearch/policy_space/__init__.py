@@ -9,7 +9,7 @@ from kvsearch.policy_space.axes import KNOBS, Knob, Value, check_value
 from kvsearch.policy_space.by_head import needs_heads
 from kvsearch.policy_space.dotted import BASES, effective, has_field, respelled
 from kvsearch.policy_space.presets import LADDERS, RULES, TIERS
-from kvsearch.policy_space.sized import build, sized
+from kvsearch.policy_space.sizing import build, sized
 from kvsearch.policy_space.space import SearchSpace
 from kvsearch.policy_space.space_axis import Axis, drawn, on_grid
 from kvsearch.policy_space.space_files import load, names

@@ -11,7 +11,7 @@ from typing import Literal
 from kvsearch.errors import PolicyError, nearest, quoted
 from kvsearch.policy import Policy
 from kvsearch.policy_space.axes import Value
-from kvsearch.policy_space.sized import build
+from kvsearch.policy_space.sizing import build
 from kvsearch.policy_space.to_policy import Setting
 from kvsearch.rules import RULES
 

@@ -43,7 +43,8 @@ from kvsearch.run.study_document import default_folder, study_of
 from kvsearch.run.unfinished import so_far
 from kvsearch.session import channel_importance, inputs, key_offsets, workloads
 from kvsearch.session import head_losses as heads
-from kvsearch.session.policies import values_of, with_learned
+from kvsearch.session.learned import with_learned
+from kvsearch.session.policies import values_of
 from kvsearch.session.progress import Shown
 
 EXAMPLES = 4  # asks of a report whose answers are shown

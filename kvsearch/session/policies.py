@@ -8,14 +8,11 @@ from pathlib import Path
 
 from kvsearch.config.budget import BudgetConfig, sized_for
 from kvsearch.config.commands import PolicyLike
-from kvsearch.errors import KvsearchError, ModelError, PolicyError, nearest, quoted
-from kvsearch.models import learned
-from kvsearch.models.load import LoadedModel
+from kvsearch.errors import KvsearchError, PolicyError, nearest, quoted
 from kvsearch.policy import ModelShape, Policy, check
 from kvsearch.policy_space import SearchSpace, Setting, Value, needs_heads
 from kvsearch.policy_space.channels import needs
 from kvsearch.policy_space.methods import METHODS, at
-from kvsearch.rules import RULES
 
 
 def listed(policies: PolicyLike | Sequence[PolicyLike]) -> tuple[PolicyLike, ...]:
@@ -180,19 +177,3 @@ def _about(name: str) -> Iterator[None]:
 
 def _unknown(name: str) -> str:
     return f"{quoted(name)} is neither a method nor a .json policy file{nearest(name, METHODS)}"
-
-
-def learns(policy: object) -> bool:
-    """Whether it is a method whose rule has weights; policy files name theirs."""
-    method = METHODS.get(policy) if isinstance(policy, str) else None
-    rule = RULES.get(str(method.knobs.get("rule"))) if method is not None else None
-    return rule is not None and "hidden" in rule.needs
-
-
-def with_learned(setting: Setting, loaded: LoadedModel) -> Setting:
-    """The setting with what rules have learned of the model on this machine."""
-    try:
-        found = learned.newest(loaded.model)
-    except ModelError:  # of a kind that they cannot learn
-        found = None
-    return replace(setting, learned=found or "")

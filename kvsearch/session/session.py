@@ -15,14 +15,13 @@ from kvsearch.models.load import LoadedModel
 from kvsearch.policy import Policy
 from kvsearch.policy_space import Setting, needs_heads
 from kvsearch.session import channel_importance, head_losses, inputs, key_offsets
+from kvsearch.session.learned import learns, with_learned
 from kvsearch.session.policies import (
     check_names,
-    learns,
     listed,
     resolve,
     resolve_some,
     values_of,
-    with_learned,
 )
 from kvsearch.session.progress import Shown
 from kvsearch.workloads.text.parts import Tokens

@@ -29,7 +29,7 @@ from kvsearch.policy import Ladder, ModelShape, Policy, layout
 from kvsearch.policy.ladder import rungs
 from kvsearch.policy_space import Setting, Value
 from kvsearch.policy_space.methods import METHODS
-from kvsearch.policy_space.sized import DEFAULTS
+from kvsearch.policy_space.sizing import DEFAULTS
 from kvsearch.policy_space.to_policy import policy_of
 from kvsearch.session.workloads import bare, from_tasks
 from kvsearch.workloads import parse

@@ -25,6 +25,7 @@ from kvsearch.policy_space import (
     drawn,
     respelled,
 )
+from kvsearch.policy_space import dotted as dotted_knobs
 from kvsearch.policy_space.features import every_name, names_for
 from kvsearch.policy_space.methods import METHODS
 from kvsearch.policy_space.naming import name_of
@@ -181,7 +182,7 @@ def test_any_field_with_any_rule_is_a_policy_or_a_sentence() -> None:
         value: Value = rng.choice([*known.names, *((low, high) if known.number else ())])
         value = rng.choice([True, False]) if known.number is bool else value
         rule = rng.choice(rules)
-        has = dotted.has_field("rule", rule, knob.partition(".")[2])
+        has = dotted_knobs.has_field("rule", rule, knob.partition(".")[2])
         try:
             policy = build({"rule": rule, "interval": 16, knob: value}, SETTING)
         except PolicyError as e:

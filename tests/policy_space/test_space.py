@@ -19,7 +19,7 @@ from kvsearch.policy_search.samplers.pool import anything
 from kvsearch.policy_space import KNOBS, TIERS, Setting, Value, build, sized
 from kvsearch.policy_space.by_head import SIZED
 from kvsearch.policy_space.methods import METHODS, at
-from kvsearch.policy_space.sized import DEFAULTS
+from kvsearch.policy_space.sizing import DEFAULTS
 from kvsearch.policy_space.to_policy import budgets_of, recent_window_of
 from kvsearch_kernels.codebooks import CODEBOOKS
 from tests.importance import importance
@@ -112,7 +112,7 @@ def test_a_policy_is_sized_in_a_few_guesses(name: str, monkeypatch: pytest.Monke
         asked.append(what[0].slots)
         return peak_of(*what)
 
-    monkeypatch.setattr("kvsearch.policy_space.sized.peak_of", counted)
+    monkeypatch.setattr("kvsearch.policy_space.sizing.peak_of", counted)
     points = [anything(held, random.Random(seed)) for seed in range(100)]
     for point in points:
         with contextlib.suppress(PolicyError):

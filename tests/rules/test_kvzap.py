@@ -28,7 +28,7 @@ from kvsearch.report.write import write_tables
 from kvsearch.results.folder import RunFolder
 from kvsearch.rules import KVzap
 from kvsearch.run.summarise import read as read_summary
-from kvsearch.session.policies import with_learned
+from kvsearch.session.learned import with_learned
 from kvsearch.train.kvzap import fit
 from tests.cache_cases import HEADS, IDS, PROMPT, SETTING, T, of_rule, tiny
 from tests.command import exit_code
