@@ -186,9 +186,8 @@ def _legend(info: Picture, figure: Any, narrow: bool) -> None:
         keys.append(key("hollow: not on the front", "o", mfc="white", mec=GREY, mew=1.4))
     keys.append(key("front", color=INK, alpha=0.5))
     if info.curves:
-        sizes = (
-            "sizes, first window" if narrow else "the same policy at several sizes, first window"
-        )
+        short = narrow or len(keys) > 7  # beside that many there is no room for all of it
+        sizes = "sizes, first window" if short else "the same policy at several sizes, first window"
         keys.append(key(sizes, ".", ls=SIZES, lw=1.4, color=GREY))
     figure.legend(
         handles=keys,
