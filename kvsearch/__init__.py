@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from kvsearch.commands.push import push
     from kvsearch.commands.run import SearchResult, search
     from kvsearch.commands.tables import methods, targets, tasks
-    from kvsearch.config.run_config import RunConfig
     from kvsearch.errors import KvsearchError
     from kvsearch.models.load import LoadedModel, load_model
+    from kvsearch.options.run_config import RunConfig
     from kvsearch.policy import Policy
     from kvsearch.policy_space import SearchSpace
     from kvsearch.rules import Rule
@@ -44,7 +44,7 @@ _MODULES = {
     "Policy": "kvsearch.policy",
     "PolicyCache": "kvsearch.cache.huggingface",
     "Rule": "kvsearch.rules",
-    "RunConfig": "kvsearch.config.run_config",
+    "RunConfig": "kvsearch.options.run_config",
     "SearchResult": "kvsearch.commands.run",
     "SearchSpace": "kvsearch.policy_space",
     "Text": "kvsearch.workloads.text",

@@ -2,7 +2,8 @@
 
 lm-eval's own model `hf` scores log-likelihoods without a cache, so no cache policy changes them.
 Here every request goes through a policy's cache: the context in one call, as a prompt; then the
-continuation, which is replayed and equals a cache that is fed token by token (`evaluate.answers`).
+continuation, which is replayed and equals a cache that is fed token by token
+(`evaluation.answers`).
 """
 
 import json
@@ -13,7 +14,6 @@ from typing import Any
 from huggingface_hub.utils.tqdm import tqdm
 from torch import Tensor
 
-from kvsearch.config.budget import BudgetConfig, bytes_of
 from kvsearch.errors import SHORT, KvsearchError, PolicyError, quoted
 from kvsearch.evaluation.answers import answers
 from kvsearch.evaluation.evaluator import Evaluator
@@ -21,6 +21,7 @@ from kvsearch.evaluation.replay import deployed
 from kvsearch.models.aliases import DEFAULT
 from kvsearch.models.load import LoadedModel, folder_of
 from kvsearch.models.shared import policy_file
+from kvsearch.options.budget import BudgetConfig, bytes_of
 from kvsearch.policy import Policy, check
 from kvsearch.session.policies import check_names, is_method, method
 from kvsearch.workloads.items import Ask, Item, Prompts, ids

@@ -41,7 +41,7 @@ LIGHT = (
     ("kvsearch.policy_space", "torch transformers optuna"),
     ("kvsearch.results.records", "torch transformers optuna"),
     ("kvsearch.workloads.text", "torch transformers datasets"),
-    ("kvsearch.config.commands", "torch transformers optuna"),
+    ("kvsearch.options.commands", "torch transformers optuna"),
     ("kvsearch.cli", "torch transformers optuna matplotlib"),
     ("kvsearch.report", "torch transformers matplotlib jinja2"),
     ("kvsearch_kernels", "torch triton"),
@@ -100,7 +100,7 @@ def test_files_are_small() -> None:
 
 
 # Under 40 lines: a command's options, what one line of a table leads to, or a few constants.
-SHORT = ("cli/", "config/", "policy_search/samplers/", "workloads/tasks/", "serving/accepts.py",
+SHORT = ("cli/", "options/", "policy_search/samplers/", "workloads/tasks/", "serving/accepts.py",
          "serving/vllm/names.py", "models/sample.py", "session/head_losses.py",
          "session/learned.py")  # fmt: skip
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from kvsearch.commands.study import check, rebuild
-from kvsearch.config.study import config_of
 from kvsearch.errors import RunError
+from kvsearch.options.study import config_of
 from kvsearch.results.folder import RunFolder
 from kvsearch.results.measurement import Measurement
 from kvsearch.results.study import Study

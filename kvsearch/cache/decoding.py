@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from kvsearch.cache.by_segment import compaction
+from kvsearch.cache.by_segment import eviction
 from kvsearch.cache.call import Call
 from kvsearch.cache.head_group import HeadGroup
 from kvsearch.cache.layer import Layer
@@ -132,7 +132,7 @@ def taken(layer: Layer, call: Call) -> bool:
     layer.seen += 1
     if layer.policy.anchors is not None or layer.seen == step.due:
         layer.note_peak(layer.seen)
-        compaction.finish(layer, layer.seen)
+        eviction.finish(layer, layer.seen)
     if not step.outdated:
         return False
     layer.step = None  # what a compaction replaced is freed

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoTokenizer, PreTrainedModel
 
-from kvsearch.cache.by_segment import compaction
+from kvsearch.cache.by_segment import eviction
 from kvsearch.cache.call import Call
 from kvsearch.cache.head_group import HeadGroup
 from kvsearch.cache.layer import Layer
@@ -67,10 +67,10 @@ class Rereading:
         for layer in layers:
             layer.rereads = False
         if layers[0].policy.budgets.across == "model":
-            compaction.compact(layers, layers[0].seen)
+            eviction.compact(layers, layers[0].seen)
             return
         for layer in layers:
-            compaction.finish(layer, layer.seen)
+            eviction.finish(layer, layer.seen)
 
     def _again(self, rule: Reread, body: nn.Module, cache: Any, ids: Tensor | None) -> None:
         """Read the prompt `ids` `[B, N]` again, and score it."""

@@ -11,7 +11,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from kvsearch.cache import decoding, evict_in_place, rereading
+from kvsearch.cache import by_attention_sum, decoding, rereading
 from kvsearch.cache.by_age import lifetimes
 from kvsearch.cache.by_segment import segments
 from kvsearch.cache.call import Call
@@ -34,7 +34,7 @@ CAPPED = (
     "field quantizer.offset: this model bounds its attention scores (softcap), and an offset would "
     "change them; remove quantizer.offset from the policy"
 )
-WAYS: Sequence[Way] = (decoding, evict_in_place, lifetimes, BY_SEGMENT)  # the first that serves
+WAYS: Sequence[Way] = (decoding, by_attention_sum, lifetimes, BY_SEGMENT)  # the first that serves
 
 
 def advance(

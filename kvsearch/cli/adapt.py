@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kvsearch.cli.output import answer
-from kvsearch.config.commands import AdaptConfig, LearnConfig
-from kvsearch.config.to_click import options, output_options, shown
 from kvsearch.errors import KvsearchError
+from kvsearch.options.commands import AdaptConfig, LearnConfig
+from kvsearch.options.to_click import options, output_options, shown
 
 if TYPE_CHECKING:
     from kvsearch.commands.adapt_report import Adapted

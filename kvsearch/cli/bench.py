@@ -5,8 +5,8 @@ from typing import Any
 import click
 
 from kvsearch.cli.output import answer
-from kvsearch.config.commands import BenchConfig
-from kvsearch.config.to_click import options, output_options
+from kvsearch.options.commands import BenchConfig
+from kvsearch.options.to_click import options, output_options
 
 
 @click.command("bench")

@@ -6,8 +6,8 @@ from dataclasses import asdict
 import click
 
 from kvsearch.cli.output import answer
-from kvsearch.config.commands import CheckConfig
-from kvsearch.config.to_click import options, output_options
+from kvsearch.options.commands import CheckConfig
+from kvsearch.options.to_click import options, output_options
 
 
 @click.command("check")

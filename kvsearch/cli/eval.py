@@ -5,8 +5,8 @@ from typing import Any
 import click
 
 from kvsearch.cli.output import answer
-from kvsearch.config.commands import EvaluateConfig
-from kvsearch.config.to_click import options, output_options
+from kvsearch.options.commands import EvaluateConfig
+from kvsearch.options.to_click import options, output_options
 
 NOT_HELD = 3
 

@@ -8,9 +8,9 @@ import click
 from click.core import ParameterSource
 
 from kvsearch.cli.output import answer
-from kvsearch.config.commands import ExportConfig
-from kvsearch.config.to_click import PLACE, options, output_options
 from kvsearch.errors import RunError
+from kvsearch.options.commands import ExportConfig
+from kvsearch.options.to_click import PLACE, options, output_options
 
 if TYPE_CHECKING:
     from kvsearch.commands.exported import Exported

@@ -6,8 +6,8 @@ from typing import Any
 import click
 
 from kvsearch.cli.output import answer
-from kvsearch.config.commands import HeadsConfig
-from kvsearch.config.to_click import options, output_options
+from kvsearch.options.commands import HeadsConfig
+from kvsearch.options.to_click import options, output_options
 
 
 @click.command("heads")

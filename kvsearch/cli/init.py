@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 
 from kvsearch.cli.output import answer
-from kvsearch.config.to_click import PLACE, output_options
+from kvsearch.options.to_click import PLACE, output_options
 
 
 @click.command("init")
@@ -15,9 +15,9 @@ from kvsearch.config.to_click import PLACE, output_options
 def command(file: Path, force: bool, as_json: bool, quiet: bool) -> None:
     """Write FILE [run.yaml] with every option of `kvsearch run`, for its --config."""
     from kvsearch.cli.run import command as run
-    from kvsearch.config.from_yaml import template
     from kvsearch.errors import RunError
     from kvsearch.files import write_atomic
+    from kvsearch.options.from_yaml import template
 
     if file.exists() and not force:
         raise RunError(f"{file} is there already; give another name, or --force to replace it")

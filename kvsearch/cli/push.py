@@ -5,7 +5,7 @@ from typing import Any
 import click
 
 from kvsearch.cli.output import answer
-from kvsearch.config.to_click import PLACE, output_options
+from kvsearch.options.to_click import PLACE, output_options
 
 
 @click.command("push")

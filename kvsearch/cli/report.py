@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 
 from kvsearch.cli.output import answer
-from kvsearch.config.to_click import PLACE, output_options
+from kvsearch.options.to_click import PLACE, output_options
 
 
 @click.command("report")
@@ -16,8 +16,8 @@ def command(run_dir: Path, as_json: bool, quiet: bool) -> None:
 
     Of a run that has not ended, they are of what is known by now.
     """
-    from kvsearch.config import study
     from kvsearch.errors import RunError
+    from kvsearch.options import study
     from kvsearch.report.terminal import closing
     from kvsearch.report.write import write
     from kvsearch.results.folder import RunFolder

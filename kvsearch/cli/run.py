@@ -5,9 +5,9 @@ from typing import Any
 import click
 
 from kvsearch.cli.output import answer, loading, print_json
-from kvsearch.config.from_yaml import Configured, config_option
-from kvsearch.config.run_config import RunConfig
-from kvsearch.config.to_click import options, output_options
+from kvsearch.options.from_yaml import Configured, config_option
+from kvsearch.options.run_config import RunConfig
+from kvsearch.options.to_click import options, output_options
 
 NOT_HELD = 3
 NOTHING: dict[str, Any] = {"out": None, "interrupted": True, "front": [], "rows": [], "trials": []}

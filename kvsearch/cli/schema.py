@@ -3,7 +3,7 @@
 import click
 
 from kvsearch.cli.output import print_json
-from kvsearch.config.to_click import output_options
+from kvsearch.options.to_click import output_options
 
 
 @click.command("schema")

@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 
 from kvsearch.cli.output import print_json
-from kvsearch.config.to_click import output_options
+from kvsearch.options.to_click import output_options
 
 FOLDERS = click.argument(
     "folders", nargs=-1, required=True, type=click.Path(path_type=Path, exists=True)

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kvsearch.cli.output import answer
-from kvsearch.config.commands import GatesConfig
-from kvsearch.config.to_click import options, output_options
+from kvsearch.options.commands import GatesConfig
+from kvsearch.options.to_click import options, output_options
 
 if TYPE_CHECKING:
     from kvsearch.workloads import Task

@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 
 from kvsearch.cli.output import print_json
-from kvsearch.config.to_click import PLACE, output_options
+from kvsearch.options.to_click import PLACE, output_options
 
 
 @click.command("validate")

@@ -8,13 +8,13 @@ from typing import Any
 
 from kvsearch.commands.adapt_job import Job, Texts
 from kvsearch.commands.adapt_report import Adapted
-from kvsearch.config.commands import AdaptConfig, PolicyLike
-from kvsearch.config.function import takes
 from kvsearch.errors import KvsearchError, TextError
 from kvsearch.files import require_writable
 from kvsearch.folders import require_new
 from kvsearch.models.given import require_plain
 from kvsearch.models.load import LoadedModel, device_named
+from kvsearch.options.commands import AdaptConfig, PolicyLike
+from kvsearch.options.function import takes
 from kvsearch.policy import Policy
 from kvsearch.session import inputs
 from kvsearch.session.policies import prunes

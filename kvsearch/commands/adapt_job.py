@@ -30,7 +30,7 @@ from kvsearch.train.new_token import with_new_token
 from kvsearch.train.recipe import Recipe
 from kvsearch.train.scheduled import Scheduled
 from kvsearch.train.work import Work, saving
-from kvsearch.workloads.text.parts import Tokens
+from kvsearch.workloads.text.windows import Tokens
 
 FULL = Policy(name="full")
 

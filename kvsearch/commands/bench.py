@@ -3,10 +3,10 @@
 from dataclasses import asdict
 from typing import Any, NamedTuple
 
-from kvsearch.config.commands import BenchConfig
-from kvsearch.config.function import takes
 from kvsearch.evaluation import throughput
 from kvsearch.models.load import require_context
+from kvsearch.options.commands import BenchConfig
+from kvsearch.options.function import takes
 from kvsearch.results.records import Throughput
 from kvsearch.session import inputs
 from kvsearch.session.session import Session

@@ -10,23 +10,23 @@ from numpy.typing import NDArray
 
 from kvsearch.commands.evaluated import Evaluated, EvaluateResult, NotWritten, Workload, write_nll
 from kvsearch.commands.kvpress_results import Predicted, predicted, require_prompts, write
-from kvsearch.config.commands import EvaluateConfig
-from kvsearch.config.function import takes
 from kvsearch.errors import KvsearchError, RunError
 from kvsearch.evaluation.answers import answered, answers, fits, greedy_of
 from kvsearch.files import require_writable
+from kvsearch.options.commands import EvaluateConfig
+from kvsearch.options.function import takes
 from kvsearch.policy import Policy, layout
 from kvsearch.policy_space import Setting
 from kvsearch.results.intervals import clustered, paired, standard_error
 from kvsearch.results.measurement import Anchored, Measurement, kept
 from kvsearch.results.records import Interval
 from kvsearch.session import inputs
+from kvsearch.session.make_workloads import Worth, bare, from_tasks, groups, own_answers, say_own
 from kvsearch.session.self_check import self_check
 from kvsearch.session.session import Session
-from kvsearch.session.workloads import Worth, bare, from_tasks, groups, own_answers, say_own
 from kvsearch.workloads import Prompts
 from kvsearch.workloads.items import Ids
-from kvsearch.workloads.parts import TEXT, Part, require_names
+from kvsearch.workloads.measured_parts import TEXT, Part, require_names
 from kvsearch.workloads.prompts.encode import items_of
 from kvsearch.workloads.prompts.files import Record, read_all
 from kvsearch.workloads.text import split

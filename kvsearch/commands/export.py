@@ -13,9 +13,6 @@ from kvsearch.commands.evaluate import evaluate
 from kvsearch.commands.evaluated import EvaluateResult
 from kvsearch.commands.exported import Exported, Loss
 from kvsearch.commands.vectors_and_storage import write_other
-from kvsearch.config.commands import ExportConfig
-from kvsearch.config.function import takes
-from kvsearch.config.model import ModelConfig
 from kvsearch.errors import KvsearchError, RunError
 from kvsearch.evaluation.anchored_tokens import require_anchors
 from kvsearch.evaluation.evaluator import Evaluator
@@ -38,6 +35,9 @@ from kvsearch.models.aliases import DEFAULT, hub_id
 from kvsearch.models.learned import newest
 from kvsearch.models.load import LoadedModel, shape_named
 from kvsearch.models.shared import policy_file
+from kvsearch.options.commands import ExportConfig
+from kvsearch.options.function import takes
+from kvsearch.options.model import ModelConfig
 from kvsearch.policy import ModelShape, Policy, check, layout
 from kvsearch.results.folder import run_of
 from kvsearch.results.intervals import paired

@@ -6,13 +6,13 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
-from kvsearch.config.budget import BudgetConfig, sized_for
-from kvsearch.config.commands import LearnConfig
-from kvsearch.config.function import takes
 from kvsearch.errors import KvsearchError, TextError, nearest, quoted
 from kvsearch.files import require_writable, write_atomic
 from kvsearch.folders import drafted, require_new
 from kvsearch.models import learned
+from kvsearch.options.budget import BudgetConfig, sized_for
+from kvsearch.options.commands import LearnConfig
+from kvsearch.options.function import takes
 from kvsearch.policy_space.methods import at
 from kvsearch.rules import RULES, KVzap
 from kvsearch.rules.kvzap import file_of

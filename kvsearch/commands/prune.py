@@ -5,8 +5,6 @@ from pathlib import Path
 
 import torch
 
-from kvsearch.config.commands import PruneConfig
-from kvsearch.config.function import takes
 from kvsearch.errors import PolicyError, TextError
 from kvsearch.files import require_writable, write_atomic
 from kvsearch.folders import drafted, require_new
@@ -15,6 +13,8 @@ from kvsearch.models.given import require_plain
 from kvsearch.models.load import LoadedModel, max_context
 from kvsearch.models.pruned import PrunedForCausalLM
 from kvsearch.models.read import quiet
+from kvsearch.options.commands import PruneConfig
+from kvsearch.options.function import takes
 from kvsearch.policy import Channels, Policy
 from kvsearch.policy_space import Setting
 from kvsearch.policy_space.channels import needs

@@ -4,14 +4,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvsearch.config.function import takes
-from kvsearch.config.run_config import RunConfig
+from kvsearch.options.function import takes
+from kvsearch.options.run_config import RunConfig
 from kvsearch.policy import Policy
 from kvsearch.report.tables import bytes_text
+from kvsearch.results.limits import judged
 from kvsearch.results.pareto import front
 from kvsearch.results.records import Row, Trial, columns, plain
 from kvsearch.results.summary import Summary
-from kvsearch.results.verdict import judged
 from kvsearch.run.run import Run
 from kvsearch.session.progress import Shown, TimeUp
 

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, overload
 
-from kvsearch.config.commands import GatesConfig
-from kvsearch.config.function import takes
 from kvsearch.errors import KvsearchError
 from kvsearch.exporters import TARGETS, environments, find
 from kvsearch.exporters.target import Proof
+from kvsearch.options.commands import GatesConfig
+from kvsearch.options.function import takes
 from kvsearch.policy_space.methods import METHODS, Method
 from kvsearch.workloads import TASKS, Task
 

@@ -2,13 +2,13 @@
 
 from dataclasses import dataclass
 
-from kvsearch.config.commands import GatesConfig
-from kvsearch.config.model import ModelConfig
 from kvsearch.errors import KvsearchError
 from kvsearch.models.load import max_context
+from kvsearch.options.commands import GatesConfig
+from kvsearch.options.model import ModelConfig
 from kvsearch.session import inputs
+from kvsearch.session.make_workloads import context_worth, from_tasks
 from kvsearch.session.progress import Shown
-from kvsearch.session.workloads import context_worth, from_tasks
 from kvsearch.workloads import TASKS, parse
 from kvsearch.workloads.text import split, tokenize
 

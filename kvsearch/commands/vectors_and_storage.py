@@ -3,10 +3,10 @@
 from os import PathLike
 from pathlib import Path
 
-from kvsearch.config import study as studies
 from kvsearch.errors import RunError
 from kvsearch.files import write_all, write_atomic
 from kvsearch.models.shared import policy_file
+from kvsearch.options import study as studies
 from kvsearch.policy import Policy
 from kvsearch.policy_search.optuna_storage import sqlite
 from kvsearch.results.folder import RunFolder

@@ -14,7 +14,7 @@ from kvsearch.evaluation.evaluator import Evaluator
 from kvsearch.policy import Policy
 from kvsearch.results.measurement import Answered, Measurement
 from kvsearch.workloads.items import Item
-from kvsearch.workloads.parts import Part
+from kvsearch.workloads.measured_parts import Part
 
 Nll = NDArray[np.float32]
 

@@ -1,6 +1,6 @@
 """Evaluating on a language model: what a slot loads, and what it does with a job.
 
-Separate from `work`, so that a driver whose evaluators are elsewhere need not import torch.
+Separate from `worker`, so that a driver whose evaluators are elsewhere need not import torch.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ from kvsearch.policy import Policy
 from kvsearch.policy_search.worker import Job, Unusable
 from kvsearch.results.measurement import Measurement
 from kvsearch.workloads.items import Prompts
-from kvsearch.workloads.parts import Part
+from kvsearch.workloads.measured_parts import Part
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,9 +16,9 @@ from kvsearch.report.tables import (
     verdict,
 )
 from kvsearch.report.words import FACTS, MIXED, TEXT, Words, words_of
+from kvsearch.results.limits import far_behind, judged
 from kvsearch.results.records import Interval, Row
 from kvsearch.results.summary import Summary
-from kvsearch.results.verdict import far_behind, judged
 
 PYTHON = """\
 from kvsearch import PolicyCache

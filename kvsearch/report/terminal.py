@@ -21,9 +21,9 @@ from kvsearch.report.tables import (
     sizes_text,
 )
 from kvsearch.report.words import FACTS, MIXED, TEXT, Words, words_of
+from kvsearch.results.limits import judged
 from kvsearch.results.records import REPORT, Interval, Row, Throughput, plain
 from kvsearch.results.summary import Summary
-from kvsearch.results.verdict import judged
 
 
 def closing(summary: Summary, folder: Path) -> str:

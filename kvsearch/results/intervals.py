@@ -1,13 +1,13 @@
 """Paired differences of per-token NLL with intervals from long blocks.
 
-Neighbouring tokens are correlated, and what a policy loses changes with the passage: differences
-between passages of a thousand tokens are larger than those within one explain. So intervals count
-blocks of about 1024 tokens, or whole windows where those are shorter, as independent, and nothing
-below. There are few of them; the limits are quantiles of Student's t. Where many policies were
-measured on the same text, each interval takes in what their differences say together of the
-variance of one of them (`Spread`). `studies/2026-11-coverage` has how often such intervals hold on
-other windows of the text. Of prompts, documents count as independent: neither the contexts of one,
-nor the asks of a context.
+Neighbouring tokens are correlated, and what a policy loses changes with the passage: passages of a
+thousand tokens differ by more than the scatter within them would give. So intervals count blocks
+of about 1024 tokens, or whole windows where those are shorter, as independent, and nothing below.
+There are few of them; the limits are quantiles of Student's t. Where many policies were measured
+on the same text, each interval takes in what their differences say together of the variance of
+one of them (`Spread`). `studies/2026-11-coverage` has how often such intervals hold on other
+windows of the text. Of prompts, documents count as independent: neither the contexts of one, nor
+the asks of a context.
 
 All of it follows from the sums over blocks, so every function takes losses per token or as
 `Blocks`, with the same result for 256 tokens or more.

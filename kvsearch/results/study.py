@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 from kvsearch.frozen import MOST, read_as
 from kvsearch.policy import ModelShape
 from kvsearch.workloads.items import See
-from kvsearch.workloads.parts import TEXT
+from kvsearch.workloads.measured_parts import TEXT
 
 # these do not make a run another one; `model.origin` is another sentence after the first download
 FREE = ("versions", "options", "trials", "settings.left_out", "model.origin")

@@ -8,14 +8,14 @@ from dataclasses import replace
 
 import optuna
 
-from kvsearch.config.budget import sized_for
-from kvsearch.config.run_config import RunConfig
 from kvsearch.errors import KvsearchError
 from kvsearch.evaluation.evaluator import Evaluator
 from kvsearch.exporters.space import searched
 from kvsearch.exporters.target_space import aim, starts, stepped
 from kvsearch.files import write_atomic
 from kvsearch.model_analysis import head_losses
+from kvsearch.options.budget import sized_for
+from kvsearch.options.run_config import RunConfig
 from kvsearch.policy import Policy
 from kvsearch.policy_search.admission import Task, baselines
 from kvsearch.policy_search.driver import Search
@@ -35,13 +35,12 @@ from kvsearch.results.records import Trial
 from kvsearch.results.run_files import Measured
 from kvsearch.results.study import Study
 from kvsearch.results.summary import Summary
-from kvsearch.run import executor as evaluators
-from kvsearch.run import speed, summarise
+from kvsearch.run import evaluators, speed, summarise
 from kvsearch.run.compile_cpu_loops import compiling
 from kvsearch.run.final_evaluation import FinalEvaluation, select_windows
 from kvsearch.run.study_document import default_folder, study_of
 from kvsearch.run.unfinished import so_far
-from kvsearch.session import channel_importance, inputs, key_offsets, workloads
+from kvsearch.session import channel_importance, inputs, key_offsets, make_workloads
 from kvsearch.session import head_losses as heads
 from kvsearch.session.learned import with_learned
 from kvsearch.session.policies import values_of
@@ -68,7 +67,7 @@ class Run:
             find(name)
         known = load_portfolio(options.portfolio) if options.warm_start else {}
         evaluators.require(options)
-        records = workloads.records(options)
+        records = make_workloads.records(options)
         inputs.require_files(options.text, options.report_text, options.extra_text)
         first = evaluators.first(options.device, options.gpus_per_evaluator)
         self.loaded = inputs.model(
@@ -83,9 +82,9 @@ class Run:
         if options.windowed or options.specs():
             texts = inputs.parts(self.loaded, options, shown.say)
         if options.asked:
-            prompts = workloads.asked(self.loaded, options, records, texts, shown)
+            prompts = make_workloads.asked(self.loaded, options, records, texts, shown)
             if not options.windowed:
-                lengths = workloads.lengths(prompts)
+                lengths = make_workloads.lengths(prompts)
                 self.setting = sized_for(shape, budget, *lengths, prompts=True)
             elif not prompts.worths["search"]:  # from here on it is a run on the text
                 alone = replace(options, tasks=(), prompts=(), text_only=True)
@@ -112,7 +111,7 @@ class Run:
             chosen_on = select_windows(self._policies, each)
             self.text = windows = inputs.text(self.loaded, options, shown.say, chosen_on, texts)
         if prompts is not None and prompts.worths["search"]:
-            self.text = workloads.joined(self.loaded, options, prompts, windows, scored, shown)
+            self.text = make_workloads.joined(self.loaded, options, prompts, windows, scored, shown)
             self.score_from = 1
             longest = max(part.longest for part in self.text.parts.values())
             self.setting = replace(self.setting, tokens=max(self.setting.tokens, longest))
@@ -335,7 +334,7 @@ class Run:
         asked = [i for i, item in enumerate(part.items) if item.asks]
         order = sorted(asked, key=told, reverse=True)
         with self.shown.step("examples", min(EXAMPLES, part.asks) * len(policies)) as step:
-            measured.examples = workloads.examples(
+            measured.examples = make_workloads.examples(
                 self.loaded, part, policies, order, EXAMPLES, step.advance
             )
 

@@ -6,9 +6,9 @@ import platform
 from importlib.metadata import version
 from pathlib import Path
 
-from kvsearch.config.budget import Budget
-from kvsearch.config.run_config import RunConfig
 from kvsearch.models.load import LoadedModel
+from kvsearch.options.budget import Budget
+from kvsearch.options.run_config import RunConfig
 from kvsearch.policy_space import SearchSpace, Setting
 from kvsearch.results.study import Model, Settings, Study, Text, Texts
 from kvsearch.session import inputs

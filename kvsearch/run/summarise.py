@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
-from kvsearch.config import study as studies
-from kvsearch.config.run_config import RunConfig
 from kvsearch.errors import RunError
+from kvsearch.options import study as studies
+from kvsearch.options.run_config import RunConfig
 from kvsearch.policy import check, layout
 from kvsearch.results import run_files
 from kvsearch.results.compare import Comparison, Entry

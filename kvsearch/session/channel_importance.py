@@ -10,17 +10,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvsearch.config.commands import PolicyLike
 from kvsearch.errors import RunError
 from kvsearch.evaluation.evaluator import Evaluator
 from kvsearch.model_analysis import channel_importance, layer_ppl_rise
+from kvsearch.options.commands import PolicyLike
 from kvsearch.policy.pruning import Importance
 from kvsearch.policy_space import Setting
 from kvsearch.policy_space.channels import needs
 from kvsearch.session.policies import values_of
 from kvsearch.session.progress import Shown
 from kvsearch.workloads.text import beside, windows
-from kvsearch.workloads.text.parts import Tokens
+from kvsearch.workloads.text.windows import Tokens
 
 ROWS, ROW = 4, 512  # windows, and tokens of each, that channels are measured on
 SHORT = 512  # tokens of a window, at least, where there are so many

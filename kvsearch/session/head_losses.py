@@ -1,9 +1,9 @@
 """What a model's KV heads lose, where policies follow it."""
 
-from kvsearch.config.model import HeadLossConfig, MeasureHeadsConfig
 from kvsearch.evaluation.evaluator import Evaluator
 from kvsearch.model_analysis import head_losses
 from kvsearch.models.load import LoadedModel
+from kvsearch.options.model import HeadLossConfig, MeasureHeadsConfig
 from kvsearch.policy import HeadLosses
 from kvsearch.session.progress import Shown
 

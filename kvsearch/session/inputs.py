@@ -8,14 +8,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from kvsearch.config.checks import texts
-from kvsearch.config.model import ModelConfig
-from kvsearch.config.run_config import RunConfig
-from kvsearch.config.workload import HEADLINE_WINDOWS
 from kvsearch.errors import ModelError, TextError
 from kvsearch.models.load import LoadedModel, load_model, require_context
 from kvsearch.models.vocabulary import require_ids
-from kvsearch.workloads.parts import Part
+from kvsearch.options.checks import texts
+from kvsearch.options.model import ModelConfig
+from kvsearch.options.run_config import RunConfig
+from kvsearch.options.workload import HEADLINE_WINDOWS
+from kvsearch.workloads.measured_parts import Part
 from kvsearch.workloads.text import (
     Source,
     TextLike,
@@ -27,7 +27,7 @@ from kvsearch.workloads.text import (
     tokenize,
     windows,
 )
-from kvsearch.workloads.text.parts import Parts, Tokens, cut
+from kvsearch.workloads.text.windows import Parts, Tokens, cut
 
 Say = Callable[[str], None]
 SENSITIVITY = 4  # windows for the sensitivity of layers and heads, at most

@@ -6,9 +6,9 @@ from dataclasses import replace
 from os import PathLike, fspath
 from pathlib import Path
 
-from kvsearch.config.budget import BudgetConfig, sized_for
-from kvsearch.config.commands import PolicyLike
 from kvsearch.errors import KvsearchError, PolicyError, nearest, quoted
+from kvsearch.options.budget import BudgetConfig, sized_for
+from kvsearch.options.commands import PolicyLike
 from kvsearch.policy import ModelShape, Policy, check
 from kvsearch.policy_space import SearchSpace, Setting, Value, needs_heads
 from kvsearch.policy_space.channels import needs

@@ -5,13 +5,13 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Generic, TypeVar
 
-from kvsearch.config.budget import BudgetConfig, sized_for
-from kvsearch.config.commands import PolicyLike
-from kvsearch.config.model import HeadLossConfig, ModelConfig
-from kvsearch.config.workload import DatasetConfig, MeasuredConfig, TextConfig
 from kvsearch.evaluation.anchored_tokens import require_anchors
 from kvsearch.evaluation.evaluator import Evaluator
 from kvsearch.models.load import LoadedModel
+from kvsearch.options.budget import BudgetConfig, sized_for
+from kvsearch.options.commands import PolicyLike
+from kvsearch.options.model import HeadLossConfig, ModelConfig
+from kvsearch.options.workload import DatasetConfig, MeasuredConfig, TextConfig
 from kvsearch.policy import Policy
 from kvsearch.policy_space import Setting, needs_heads
 from kvsearch.session import channel_importance, head_losses, inputs, key_offsets
@@ -24,7 +24,7 @@ from kvsearch.session.policies import (
     values_of,
 )
 from kvsearch.session.progress import Shown
-from kvsearch.workloads.text.parts import Tokens
+from kvsearch.workloads.text.windows import Tokens
 
 C = TypeVar("C", bound=ModelConfig)
 

@@ -1,8 +1,8 @@
 """A model over whole texts under a policy, with gradients.
 
 What a query sees is what it sees in the evaluator, because the attention is the evaluator's own
-pass: lives of keys from the policy's schedule (`cache.plans`). Nothing is kept after the text,
-and roundings let gradients pass.
+pass: lives of keys from the policy's schedule (`cache.by_age.plans`). Nothing is kept after the
+text, and roundings let gradients pass.
 """
 
 from typing import Any

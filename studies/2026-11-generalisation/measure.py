@@ -16,10 +16,10 @@ from pathlib import Path
 
 import torch
 
-from kvsearch.config.run_config import RunConfig
 from kvsearch.evaluation.evaluator import Evaluator
 from kvsearch.files import write_atomic
 from kvsearch.models import load_model
+from kvsearch.options.run_config import RunConfig
 from kvsearch.policy import Policy
 from kvsearch.results.folder import RunFolder
 from kvsearch.session.inputs import text

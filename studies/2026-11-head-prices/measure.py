@@ -25,11 +25,11 @@ import torch
 from other_measurements import KINDS, on_text
 
 from kvsearch.commands.heads import heads
-from kvsearch.config.run_config import RunConfig
 from kvsearch.errors import PolicyError
 from kvsearch.evaluation.evaluator import Evaluator
 from kvsearch.evaluation.replay import deployed
 from kvsearch.models import load_model
+from kvsearch.options.run_config import RunConfig
 from kvsearch.policy import HeadLosses, Policy
 from kvsearch.policy_space import Setting, build
 from kvsearch.policy_space.methods import METHODS

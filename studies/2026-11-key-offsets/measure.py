@@ -23,7 +23,7 @@ from kvsearch.cache.model.rotary import Rotary, rotaries
 from kvsearch.model_analysis.head_losses import recall_texts
 from kvsearch.models import LoadedModel, load_model
 from kvsearch.models.head import Head
-from kvsearch.session.workloads import from_tasks
+from kvsearch.session.make_workloads import from_tasks
 from kvsearch.workloads import parse
 from kvsearch.workloads.items import Item
 from kvsearch.workloads.text import tokenize

@@ -36,12 +36,12 @@ from kvsearch.models import load_model
 from kvsearch.models.load import LoadedModel
 from kvsearch.policy import Budgets, Policy, layout
 from kvsearch.rules import Attention, Reread
-from kvsearch.session.workloads import bare, from_tasks
+from kvsearch.session.make_workloads import bare, from_tasks
 from kvsearch.workloads import Prompts, parse
 from kvsearch.workloads.items import Ask, Item
 from kvsearch.workloads.text import tokenize
-from kvsearch.workloads.text.parts import shares
 from kvsearch.workloads.text.read import builtin
+from kvsearch.workloads.text.windows import shares
 
 HERE = Path(__file__).parent
 TASKS = {

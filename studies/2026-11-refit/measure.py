@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from kvsearch.cache import refit
-from kvsearch.cache.by_segment import compaction, segments
+from kvsearch.cache.by_segment import eviction, segments
 from kvsearch.cache.call import Call
 from kvsearch.cache.layer import Layer
 from kvsearch.cache.references import References
@@ -33,8 +33,8 @@ from kvsearch.models import load_model
 from kvsearch.policy import Policy
 from kvsearch.policy_space import Setting, build
 from kvsearch.policy_space.methods import METHODS
+from kvsearch.session.make_workloads import from_tasks
 from kvsearch.session.progress import Shown
-from kvsearch.session.workloads import from_tasks
 from kvsearch.workloads import parse
 from kvsearch.workloads.text import tokenize
 from kvsearch.workloads.text.read import builtin
@@ -50,7 +50,7 @@ class Noted:
         self.own: list[References] = []
         self.whole: list[Whole] = []
         self.keep: list[list[Tensor | None]] = []
-        run, carry_out = segments.run, compaction.carry_out
+        run, carry_out = segments.run, eviction.carry_out
 
         def noted_run(layer: Layer, call: Call) -> Tensor:
             if not call.seen:
@@ -62,8 +62,8 @@ class Noted:
             self.keep.append([keep for keep, _ in found])
             return found
 
-        segments.run, compaction.carry_out = noted_run, noted_carry_out
-        compaction.refit = lambda _, whole: self.whole.append(whole)
+        segments.run, eviction.carry_out = noted_run, noted_carry_out
+        eviction.refit = lambda _, whole: self.whole.append(whole)
 
     def forget(self) -> None:
         """Before another prompt."""

@@ -16,13 +16,13 @@ from pathlib import Path
 from candidates import policies
 
 from kvsearch.commands.heads import heads
-from kvsearch.config.budget import sized_for
-from kvsearch.config.run_config import RunConfig
 from kvsearch.errors import KvsearchError
 from kvsearch.evaluation.evaluator import Evaluator
 from kvsearch.evaluation.part import losses
+from kvsearch.options.budget import sized_for
+from kvsearch.options.run_config import RunConfig
 from kvsearch.policy_space import build
-from kvsearch.session import inputs, key_offsets, workloads
+from kvsearch.session import inputs, key_offsets, make_workloads
 from kvsearch.session.progress import Shown
 
 HERE = Path(__file__).parent
@@ -47,9 +47,9 @@ def on_text(o: argparse.Namespace, name: str, files: tuple[str, ...]) -> None:
     ), Shown(quiet=True)  # fmt: skip
     loaded = inputs.model(config, context=config.longest, say=print)
     texts = inputs.parts(loaded, config, print)
-    prompts = workloads.asked(loaded, config, {}, texts, shown)
+    prompts = make_workloads.asked(loaded, config, {}, texts, shown)
     windows = inputs.text(loaded, config, print, 1, texts)
-    found = workloads.joined(loaded, config, prompts, windows, int(o.budget), shown)
+    found = make_workloads.joined(loaded, config, prompts, windows, int(o.budget), shown)
     part = found.parts[o.part].cut(0, 2 * o.items)
     means, _ = key_offsets.known(loaded, shown)
     setting = replace(

@@ -34,7 +34,7 @@ from kvsearch.policy_space import Setting, Value, build
 from kvsearch.policy_space.methods import METHODS
 from kvsearch.policy_space.portfolio import load
 from kvsearch.rules import KVzap
-from kvsearch.session.workloads import from_tasks
+from kvsearch.session.make_workloads import from_tasks
 from kvsearch.workloads import Prompts, parse
 from kvsearch.workloads.text import tokenize
 from kvsearch.workloads.text.read import builtin

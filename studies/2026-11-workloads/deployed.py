@@ -17,7 +17,7 @@ from kvsearch.evaluation.answers import answers
 from kvsearch.evaluation.evaluator import Evaluator
 from kvsearch.models import load_model
 from kvsearch.models.load import LoadedModel
-from kvsearch.session.workloads import from_tasks
+from kvsearch.session.make_workloads import from_tasks
 from kvsearch.workloads import Ask, Item, parse
 from kvsearch.workloads.text import tokenize
 from kvsearch.workloads.text.read import builtin

@@ -19,19 +19,19 @@ from pathlib import Path
 import numpy as np
 
 from kvsearch.commands.heads import heads
-from kvsearch.config.run_config import RunConfig
 from kvsearch.errors import PolicyError
 from kvsearch.evaluation.answers import answers
 from kvsearch.evaluation.evaluator import Evaluator
 from kvsearch.files import write_atomic
 from kvsearch.models import load_model
 from kvsearch.models.load import LoadedModel
+from kvsearch.options.run_config import RunConfig
 from kvsearch.policy import Policy, layout
 from kvsearch.policy_space import Setting, build
 from kvsearch.policy_space.methods import METHODS
 from kvsearch.policy_space.portfolio import load
 from kvsearch.session.inputs import text
-from kvsearch.session.workloads import bare, from_tasks, groups
+from kvsearch.session.make_workloads import bare, from_tasks, groups
 from kvsearch.workloads import SEES, parse
 from kvsearch.workloads.text import tokenize
 from kvsearch.workloads.text.read import builtin

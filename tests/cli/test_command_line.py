@@ -24,7 +24,7 @@ from kvsearch.models import load_model
 from kvsearch.policy import Channels, Policy
 from kvsearch.policy_search.executors import cluster
 from kvsearch.rules import Attention
-from kvsearch.run import executor as evaluators
+from kvsearch.run import evaluators
 from kvsearch.workloads.items import ids
 from kvsearch.workloads.prompts.encode import items_of
 from kvsearch.workloads.prompts.files import read

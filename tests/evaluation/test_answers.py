@@ -17,7 +17,7 @@ from kvsearch.policy import Policy, layout
 from kvsearch.policy_space import Setting, build
 from kvsearch.workloads import Ask, Item, Prompts, See
 from kvsearch.workloads.items import ids
-from kvsearch.workloads.parts import Part
+from kvsearch.workloads.measured_parts import Part
 from tests.cache_cases import head_dim, policy_of
 
 RNG = np.random.default_rng(3)

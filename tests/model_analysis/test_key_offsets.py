@@ -12,7 +12,6 @@ import torch
 from transformers import Gemma2Config, Gemma2ForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from kvsearch.cache import PolicyCache
-from kvsearch.config.run_config import RunConfig
 from kvsearch.errors import ModelError, PolicyError
 from kvsearch.evaluation.evaluator import Evaluator
 from kvsearch.exporters import find
@@ -22,6 +21,7 @@ from kvsearch.model_analysis import key_offsets
 from kvsearch.models.load import LoadedModel
 from kvsearch.models.sample import sample
 from kvsearch.models.shape import shape_of
+from kvsearch.options.run_config import RunConfig
 from kvsearch.policy import Offset, Policy, Quantizer, Tier
 from kvsearch.policy.key_offset import numbers, word
 from kvsearch.policy_space import build

@@ -21,7 +21,7 @@ from kvsearch.models.spread import _Moves, placement, spread
 from kvsearch.models.weights import digest, parameters
 from kvsearch.policy import Policy
 from kvsearch.rules import Attention
-from kvsearch.run.executor import devices
+from kvsearch.run.evaluators import devices
 
 
 def test_a_folder_loads_ready_to_evaluate(tiny_folder):

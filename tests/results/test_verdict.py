@@ -12,9 +12,9 @@ from kvsearch.commands import run
 from kvsearch.report.html import render
 from kvsearch.report.pareto_plot import picture
 from kvsearch.report.terminal import closing, standing
+from kvsearch.results.limits import far_behind, judged
 from kvsearch.results.records import Curve, Discordant, Interval, Kept, Limits
 from kvsearch.results.summary import Summary
-from kvsearch.results.verdict import far_behind, judged
 from tests.command import call
 from tests.report_cases import IMAGES, SHAPE, asked, make_summary
 

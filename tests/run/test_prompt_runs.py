@@ -17,18 +17,18 @@ from transformers import AutoModelForCausalLM
 import kvsearch
 from kvsearch.commands.export import export
 from kvsearch.commands.run import search
-from kvsearch.config.run_config import RunConfig
 from kvsearch.errors import KvsearchError
 from kvsearch.evaluation.evaluator import Evaluator
 from kvsearch.models.load import load_model
+from kvsearch.options.run_config import RunConfig
 from kvsearch.report.needles import draw_needles, needle_map
 from kvsearch.results.folder import RunFolder
 from kvsearch.results.intervals import common, mcnemar
 from kvsearch.session.inputs import text
-from kvsearch.session.workloads import Worth
+from kvsearch.session.make_workloads import Worth
 from kvsearch.workloads import Ask, Item, Prompts
 from kvsearch.workloads.items import ids
-from kvsearch.workloads.parts import divided, in_turn
+from kvsearch.workloads.measured_parts import divided, in_turn
 from kvsearch.workloads.prompts.encode import items_of
 from kvsearch.workloads.prompts.files import read
 from tests.command import call
@@ -110,7 +110,7 @@ def test_a_budget_that_holds_every_prompt_is_refused_before_anything_is_measured
 ) -> None:
     """After minutes of the full cache's answers it was told about windows and --context."""
     monkeypatch.setattr(
-        "kvsearch.session.workloads.context_worth", lambda *_: pytest.fail("measured")
+        "kvsearch.session.make_workloads.context_worth", lambda *_: pytest.fail("measured")
     )
     how = {"prompts": prompts(tmp_path / "mine.jsonl"), "model": str(sharp), "out": tmp_path / "r"}
     told = said(**FAST | how | {"budget_slots": 4096.0, "progress": False})
@@ -133,7 +133,7 @@ def test_the_mean_over_items_is_the_weighted_mean_of_shares() -> None:
 def test_a_run_on_prompts_ends_in_a_report_and_goes_on(
     sharp: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kvsearch.session.workloads.items_of", with_depths)
+    monkeypatch.setattr("kvsearch.session.make_workloads.items_of", with_depths)
     file, out = prompts(tmp_path / "mine.jsonl"), tmp_path / "run"
     lines = file.read_text().splitlines(keepends=True)
     file.write_text("".join(lines[:10]))
@@ -260,7 +260,7 @@ def test_several_processes_measure_what_one_does(sharp: Path, tmp_path: Path) ->
 def test_a_text_and_prompts_are_one_search(
     sharp: Path, prose: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kvsearch.session.workloads._rise", lambda *_: Worth(3.0, 5.0, True))
+    monkeypatch.setattr("kvsearch.session.make_workloads._rise", lambda *_: Worth(3.0, 5.0, True))
     file = prompts(tmp_path / "mine.jsonl", 24)
     how = FAST | {"trials": 1, "prompts": file, "text": str(prose), "context": 256, "windows": 2}
     how["batch"] = 1  # so that rows are judged after the first window and prompts

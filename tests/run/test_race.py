@@ -13,7 +13,7 @@ from kvsearch.policy_space import Setting
 from kvsearch.policy_space.methods import at
 from kvsearch.results.intervals import blocks, spread
 from kvsearch.run.report_windows import behind, looks
-from kvsearch.workloads.parts import Part
+from kvsearch.workloads.measured_parts import Part
 
 
 def test_a_session_evaluates_the_windows_of_a_job_and_no_more(tiny_folder) -> None:

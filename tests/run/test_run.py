@@ -18,9 +18,9 @@ import torch
 
 from kvsearch.cache import PolicyCache
 from kvsearch.cli import main
-from kvsearch.config.run_config import RunConfig
 from kvsearch.errors import KvsearchError
 from kvsearch.models import load_model
+from kvsearch.options.run_config import RunConfig
 from kvsearch.policy import Policy
 from kvsearch.policy_space.methods import SELDOM
 from kvsearch.policy_space.portfolio import load
@@ -28,7 +28,7 @@ from kvsearch.results.folder import RunFolder
 from kvsearch.results.journal import Journal
 from kvsearch.results.records import Trial
 from kvsearch.results.study import Study
-from kvsearch.run import executor as evaluators
+from kvsearch.run import evaluators
 from kvsearch.run.run import Run
 from kvsearch.run.study_document import default_folder
 from kvsearch.session.progress import Shown

@@ -14,9 +14,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from kvsearch.config.run_config import RunConfig
 from kvsearch.errors import TextError
 from kvsearch.files import write_parquet
+from kvsearch.options.run_config import RunConfig
 from kvsearch.results.folder import RunFolder
 from kvsearch.results.measurement import Measurement
 from kvsearch.session.inputs import report_windows, search_windows, text

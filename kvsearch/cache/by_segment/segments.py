@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from kvsearch.cache.by_segment import dense_staging
-from kvsearch.cache.by_segment.compaction import finish
+from kvsearch.cache.by_segment.eviction import finish
 from kvsearch.cache.call import Call
 from kvsearch.cache.head_group import HeadGroup
 from kvsearch.cache.layer import Layer

@@ -9,7 +9,7 @@ import numpy as np
 
 from kvsearch.workloads.items import Ask, Ids, Item, ids
 from kvsearch.workloads.text.borders import begun, following, inside
-from kvsearch.workloads.text.parts import Split, shares
+from kvsearch.workloads.text.windows import Split, shares
 
 
 @dataclass(frozen=True, eq=False)

@@ -4,9 +4,9 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvsearch.config.checks import path, which
-from kvsearch.config.option import Config, Given, option, ordered, part
 from kvsearch.models.aliases import DEFAULT
+from kvsearch.options.checks import path, which
+from kvsearch.options.declare import Config, Given, option, ordered, part
 
 if TYPE_CHECKING:
     from kvsearch.models.load import LoadedModel

@@ -3,15 +3,15 @@
 from dataclasses import fields
 from typing import Any
 
-from kvsearch.config.budget import Budget, BudgetConfig
-from kvsearch.config.checks import path
-from kvsearch.config.executor import ExecutorConfig
-from kvsearch.config.model import File, HeadLossConfig, ModelConfig
-from kvsearch.config.option import ALWAYS, CHANGED, again, in_json, option, part
-from kvsearch.config.report import ReportConfig
-from kvsearch.config.search import DEFAULT_SPACE, SearchConfig
-from kvsearch.config.workload import BatchConfig, WorkloadConfig
 from kvsearch.errors import KvsearchError, TextError
+from kvsearch.options.budget import Budget, BudgetConfig
+from kvsearch.options.checks import path
+from kvsearch.options.declare import ALWAYS, CHANGED, again, in_json, option, part
+from kvsearch.options.executor import ExecutorConfig
+from kvsearch.options.model import File, HeadLossConfig, ModelConfig
+from kvsearch.options.report import ReportConfig
+from kvsearch.options.search import DEFAULT_SPACE, SearchConfig
+from kvsearch.options.workload import BatchConfig, WorkloadConfig
 from kvsearch.policy import ModelShape
 
 PROMPT_SPACE = "prompts"  # the default one, and when to compact

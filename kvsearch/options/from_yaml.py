@@ -13,8 +13,8 @@ import click
 import yaml
 from click.core import ParameterSource
 
-from kvsearch.config.to_click import OUTPUT, PLACE, F, Option, Parsed
 from kvsearch.errors import KvsearchError, nearest, quoted
+from kvsearch.options.to_click import OUTPUT, PLACE, F, Option, Parsed
 from kvsearch.yaml_file import kind, read_mapping
 
 _OUTSIDE = ("config", "debug", "help")

@@ -4,10 +4,10 @@ from functools import partial
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
-from kvsearch.config.checks import at_least, names
-from kvsearch.config.option import ALWAYS, CHANGED, JOINED, Config, Given, Word, option, part
-from kvsearch.config.workload import Words
 from kvsearch.errors import KvsearchError, named
+from kvsearch.options.checks import at_least, names
+from kvsearch.options.declare import ALWAYS, CHANGED, JOINED, Config, Given, Word, option, part
+from kvsearch.options.workload import Words
 from kvsearch.policy_search.samplers import DEFAULT as DEFAULT_SAMPLER
 from kvsearch.policy_search.samplers import NAMES
 from kvsearch.policy_space.portfolio import DEFAULT as DEFAULT_PORTFOLIO

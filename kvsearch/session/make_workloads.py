@@ -9,15 +9,15 @@ from typing import Any
 
 import numpy as np
 
-from kvsearch.config.budget import sized_for
-from kvsearch.config.run_config import RunConfig
-from kvsearch.config.workload import FACTS, HEADLINE_CONTEXTS, HEADLINE_WINDOWS
 from kvsearch.errors import KvsearchError, nearest, quoted
 from kvsearch.evaluation.answers import Answers, answers, greedy_of, spoken
 from kvsearch.evaluation.evaluator import Evaluator
 from kvsearch.evaluation.part import scored
 from kvsearch.models.disk_cache import remembered
 from kvsearch.models.load import LoadedModel
+from kvsearch.options.budget import sized_for
+from kvsearch.options.run_config import RunConfig
+from kvsearch.options.workload import FACTS, HEADLINE_CONTEXTS, HEADLINE_WINDOWS
 from kvsearch.policy import Policy
 from kvsearch.results.intervals import clustered, paired
 from kvsearch.results.records import Example
@@ -26,10 +26,10 @@ from kvsearch.session.progress import Shown
 from kvsearch.session.self_check import self_check
 from kvsearch.workloads import Material, Prompts, See, TaskSpec, make
 from kvsearch.workloads.items import without_context
-from kvsearch.workloads.parts import TEXT, Part, divided, in_turn, require_names
+from kvsearch.workloads.measured_parts import TEXT, Part, divided, in_turn, require_names
 from kvsearch.workloads.prompts.encode import encoded, items_of, start_of
 from kvsearch.workloads.prompts.files import Record, read, read_all
-from kvsearch.workloads.text.parts import SPLITS, Parts, Split, Tokens
+from kvsearch.workloads.text.windows import SPLITS, Parts, Split, Tokens
 
 GATE = 0.2  # nats per token by which the context must help, at least
 GATE_ITEMS, FACTS_GATE = (

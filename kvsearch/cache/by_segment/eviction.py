@@ -1,9 +1,9 @@
 """What leaves a layer after its newest token, and the pool of every slot that stays.
 
-Here slots are evicted, for every policy. `finish` asks whether an anchor closes its sequence or a
-compaction is due. Of each group of heads that makes a `Decision`: by age (`Evictions`), by anchors
-(`Sequences`), or by rank, which `choose_slots` turns into slots. `carry_out` lets the stores hold
-what was decided.
+Here slots are evicted, for every policy; `by_attention_sum` and `by_age` are faster for some.
+`finish` asks whether an anchor closes its sequence or a compaction is due. Of each group of heads
+that makes a `Decision`: by age (`Evictions`), by anchors (`Sequences`), or by rank, which
+`choose_slots` turns into slots. `carry_out` lets the stores hold what was decided.
 """
 
 from collections.abc import Sequence

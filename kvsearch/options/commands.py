@@ -7,9 +7,11 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from kvsearch.config.budget import MOST, BudgetConfig, bytes_of
-from kvsearch.config.checks import at_least, path, texts, which, within
-from kvsearch.config.model import (
+from kvsearch.errors import KvsearchError
+from kvsearch.options.budget import MOST, BudgetConfig, bytes_of
+from kvsearch.options.checks import at_least, path, texts, which, within
+from kvsearch.options.declare import Config, Given, Word, again, flags_of, option, ordered, part
+from kvsearch.options.model import (
     AnyModel,
     DeviceConfig,
     File,
@@ -18,8 +20,7 @@ from kvsearch.config.model import (
     ModelConfig,
     NameConfig,
 )
-from kvsearch.config.option import Config, Given, Word, again, flags_of, option, ordered, part
-from kvsearch.config.workload import (
+from kvsearch.options.workload import (
     BatchConfig,
     DatasetConfig,
     ItemsConfig,
@@ -31,7 +32,6 @@ from kvsearch.config.workload import (
     Words,
     WorkloadConfig,
 )
-from kvsearch.errors import KvsearchError
 from kvsearch.policy import Policy
 from kvsearch.workloads.text import TextLike
 

@@ -16,7 +16,7 @@ import numpy as np
 from kvsearch.errors import KvsearchError
 from kvsearch.workloads.items import Ids, Item, Prompts
 from kvsearch.workloads.prompts.files import Record
-from kvsearch.workloads.text.parts import Split, shares
+from kvsearch.workloads.text.windows import Split, shares
 
 T = TypeVar("T")
 TEXT = "text"  # the workload of windows

@@ -3,9 +3,9 @@
 from functools import partial
 from typing import Literal, get_args
 
-from kvsearch.config.checks import at_least, known
-from kvsearch.config.option import CHANGED, Config, option, part
 from kvsearch.errors import KvsearchError
+from kvsearch.options.checks import at_least, known
+from kvsearch.options.declare import CHANGED, Config, option, part
 
 Engine = Literal["kvsearch", "tune"]
 _where = partial(option, group="Processes")

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-from kvsearch.config.checks import within
-from kvsearch.config.option import Config, Word, option, part
 from kvsearch.errors import KvsearchError, TextError, quoted
+from kvsearch.options.checks import within
+from kvsearch.options.declare import Config, Word, option, part
 from kvsearch.policy import ModelShape
 from kvsearch.policy_space import Setting
 

@@ -8,9 +8,9 @@ import click
 import pytest
 
 from kvsearch.cli.run import command as run
-from kvsearch.config.from_yaml import template
-from kvsearch.config.run_config import RunConfig
 from kvsearch.errors import SpaceError
+from kvsearch.options.from_yaml import template
+from kvsearch.options.run_config import RunConfig
 from kvsearch.policy_space import load
 from kvsearch.yaml_file import read_mapping
 from tests.command import call, exit_code

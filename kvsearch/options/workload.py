@@ -7,11 +7,11 @@ from math import inf
 from os import PathLike
 from pathlib import Path
 
-from kvsearch.config.checks import at_least, one_of, paths, several, texts
-from kvsearch.config.option import ALWAYS, Config, Given, again, option, ordered, part
 from kvsearch.errors import KvsearchError, TextError, quoted
+from kvsearch.options.checks import at_least, one_of, paths, several, texts
+from kvsearch.options.declare import ALWAYS, Config, Given, again, option, ordered, part
 from kvsearch.workloads import LEAST_TOKENS, SEES, See, TaskSpec, expanded, parse
-from kvsearch.workloads.parts import TEXT
+from kvsearch.workloads.measured_parts import TEXT
 from kvsearch.workloads.text import TextLike
 
 Texts = Given[TextLike | Sequence[TextLike] | None, tuple[TextLike, ...]]

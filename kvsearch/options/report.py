@@ -2,8 +2,8 @@
 
 from functools import partial
 
-from kvsearch.config.checks import within
-from kvsearch.config.option import Config, option, part
+from kvsearch.options.checks import within
+from kvsearch.options.declare import Config, option, part
 
 _time = partial(option, group="Time")
 _limits = partial(option, group="Limits")

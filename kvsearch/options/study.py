@@ -3,10 +3,10 @@
 from dataclasses import fields
 from pathlib import Path
 
-from kvsearch.config.run_config import RunConfig
 from kvsearch.errors import KvsearchError, RunError
+from kvsearch.options.run_config import RunConfig
 from kvsearch.results.study import Study
-from kvsearch.workloads.parts import TEXT
+from kvsearch.workloads.measured_parts import TEXT
 
 
 def config_of(study: Study) -> RunConfig:

@@ -7,7 +7,7 @@ from typing import Any, Literal, get_args, get_origin
 
 import click
 
-from kvsearch.config.option import Config, Word, flags_of
+from kvsearch.options.declare import Config, Word, flags_of
 
 F = Callable[..., Any]
 OUTPUT = "Output"  # the heading of options without one

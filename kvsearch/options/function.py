@@ -7,7 +7,7 @@ from functools import wraps
 from textwrap import fill
 from typing import Any, ParamSpec, Protocol, TypeVar, cast, get_args, get_origin, overload
 
-from kvsearch.config.option import Config, Given, require_names
+from kvsearch.options.declare import Config, Given, require_names
 
 P = ParamSpec("P")
 R = TypeVar("R", covariant=True)

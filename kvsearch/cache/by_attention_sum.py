@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from kvsearch.cache.by_segment import dense_staging, segments
-from kvsearch.cache.by_segment.compaction import pools_of_ages
+from kvsearch.cache.by_segment.eviction import pools_of_ages
 from kvsearch.cache.call import Call
 from kvsearch.cache.head_group import HeadGroup
 from kvsearch.cache.layer import Layer

@@ -6,17 +6,17 @@ from pathlib import Path
 
 import torch
 
-from kvsearch.config.executor import ExecutorConfig
 from kvsearch.errors import KvsearchError, ModelError
 from kvsearch.evaluation.evaluator import Evaluator
 from kvsearch.models.load import LoadedModel, load_model
 from kvsearch.models.memory import free_memory
+from kvsearch.options.executor import ExecutorConfig
 from kvsearch.policy_search.executors import Executor
 from kvsearch.policy_search.executors.cluster import require_ray
 from kvsearch.policy_search.executors.inline import Inline
 from kvsearch.policy_search.executors.spawning import can_spawn, require_main
 from kvsearch.policy_search.model_worker import ModelSession, ModelWork
-from kvsearch.workloads.parts import Part
+from kvsearch.workloads.measured_parts import Part
 
 LONG = 1e12  # operations of a run that is worth the start of processes: half a minute of one core
 MOST = 4  # processes on a CPU, unless more are asked for

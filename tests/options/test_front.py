@@ -17,9 +17,9 @@ from transformers import AutoModelForCausalLM
 import kvsearch
 from kvsearch import LoadedModel, Policy, Text
 from kvsearch.commands.evaluated import Evaluated
-from kvsearch.config.checks import names
-from kvsearch.config.commands import EvaluateConfig
 from kvsearch.errors import KvsearchError
+from kvsearch.options.checks import names
+from kvsearch.options.commands import EvaluateConfig
 from kvsearch.policy_space import load as load_space
 from kvsearch.results.records import Trial
 from kvsearch.workloads import parse
@@ -187,7 +187,7 @@ def test_a_family_of_tasks_is_known_in_python(
             raise KvsearchError("seen")
         return parse("needle,tokens=300")  # the others read data of a package
 
-    monkeypatch.setattr("kvsearch.config.workload.parse", stop)
+    monkeypatch.setattr("kvsearch.options.workload.parse", stop)
     calls: list[Callable[[], object]] = [
         lambda: kvsearch.search(mine, tasks="ruler,tokens=300", budget_slots=40),
         lambda: kvsearch.evaluate("full", mine, tasks="ruler,tokens=300"),
