@@ -17,6 +17,8 @@ _SHAPES: list[tuple[Knobs, int, str, tuple[float, ...]]] = [  # recent tokens, b
     (_H2O, 64, "k5v4", (0.75, 1.0, 1.5)),
     (_H2O, 64, "k4v3", (1.0,)),
 ]
+AS_KEYS_ARE = "mean+k5v4+heads0.5, keys as they are"  # on models whose keys get an offset elsewhere
+PROMPTED = ("kvzip", "kvzip+k5v4", "snapkv-prompt")  # which compact once a context has been read
 PUBLISHED = ("h2o", "tova", "snapkv", "streamingllm")
 COMBINED = ("h2o+int4-fine", "xmu+int4", "window+int4")
 
@@ -32,5 +34,11 @@ def candidates() -> dict[str, Knobs]:
 
 
 def policies() -> dict[str, Knobs]:
-    """All that are measured, published methods and their combinations among them."""
+    """What is measured, published methods and their combinations among them."""
     return candidates() | {n: dict(METHODS[n].knobs) for n in (*PUBLISHED, *COMBINED)}
+
+
+def others() -> dict[str, Knobs]:
+    """What is measured where it is asked for (`--only`)."""
+    bare: Knobs = {**candidates()["mean+k5v4+heads0.5"], "offset": "none"}
+    return {AS_KEYS_ARE: bare} | {n: dict(METHODS[n].knobs) for n in ("keydiff", *PROMPTED)}

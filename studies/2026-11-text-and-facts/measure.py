@@ -5,7 +5,8 @@
 
 An item is a window of the text in which four facts are hidden, all asked for at its end, as in
 `kvsearch run`: its prose gives the NLL of the text, its answers that of the facts. Records that are
-there are kept.
+there are kept. `--only` names policies of `candidates.policies()` or `candidates.others()`;
+`--records` is where records go, `records` beside this file if it is absent.
 """
 
 import argparse
@@ -13,7 +14,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-from candidates import policies
+from candidates import others, policies
 
 from kvsearch.commands.heads import heads
 from kvsearch.errors import KvsearchError
@@ -56,19 +57,22 @@ def on_text(o: argparse.Namespace, name: str, files: tuple[str, ...]) -> None:
         sized_for(loaded.shape, config.budget(loaded.shape), o.context),
         heads=heads(loaded).losses, offset=means.offset(loaded.model, o.context),
     )  # fmt: skip
-    file = HERE / "records" / f"{loaded.name.removesuffix('.gguf').rpartition('/')[2]}.jsonl"
+    file = o.records / f"{loaded.name.removesuffix('.gguf').rpartition('/')[2]}.jsonl"
     file.parent.mkdir(exist_ok=True)
     lines = [json.loads(x) for x in file.read_text().splitlines()] if file.exists() else []
     there = {tuple(x["key"]) for x in lines if len(x["text"]) >= o.items}
     evaluator = Evaluator(loaded)
-    for policy, knobs in {"full": {"evict": False}, **policies()}.items():
-        key = (name, o.part, policy)
-        if key in there or (o.only and policy not in o.only):
+    known = {"full": {"evict": False}, **policies(), **others()}
+    for policy in o.only or ["full", *policies()]:
+        key, knobs = (name, o.part, policy), known[policy]
+        if key in there:
             continue
         if means.large and knobs.get("tiers", "16") != "16":
-            knobs = {**knobs, "offset": key_offsets.WANTED}
+            knobs = {"offset": key_offsets.WANTED, **knobs}
+        prompt = part.items[0].context.size if knobs.get("trigger") == "prompt" else 0
         try:
-            got = losses(evaluator, build(knobs, setting, name=policy), part).answers
+            built = build(knobs, replace(setting, prompt=prompt), name=policy)
+            got = losses(evaluator, built, part).answers
         except KvsearchError as e:
             print(*key, e)
             continue
@@ -103,6 +107,7 @@ def main() -> None:
     ask.add_argument("--only", nargs="*", default=[])
     ask.add_argument("--context", type=int, default=1536)
     ask.add_argument("--budget", type=float, default=256)
+    ask.add_argument("--records", type=Path, default=HERE / "records")
     o = ask.parse_args()
     for name, given in texts(o.wikitext, o.sotu).items():
         if not o.texts or name in o.texts:
