@@ -6,5 +6,6 @@ points="mean+k5v4+heads0.5 mean+k5v4+heads0.75 h2o+k5v4+heads0.75+recent64 h2o+k
 $measure --part report --texts wikitext-2 sotu-2 --only full $points h2o window+int4
 $measure --part search --texts wikitext-2 sotu-2 --only full $points mean+k4v3+heads0.75 mean+k5v4+heads1 h2o+k4v3+heads1+recent64
 $measure --part report --texts wikitext-2 sotu-2 --only "mean+k5v4+heads0.5, keys as they are" \
+    "mean+k5v4+heads0.5, keys as they are, bits by layer" "window+int4, keys as they are" "window+int4, keys as they are, along tokens" \
     snapkv streamingllm keydiff kvzip kvzip+k5v4 snapkv-prompt mean+k4v3+heads0.75 mean+k5v4+heads1 h2o+k4v3+heads1+recent64
 $measure --part report --texts built-in wikitext-3 --only full $points h2o window+int4

@@ -39,6 +39,13 @@ def policies() -> dict[str, Knobs]:
 
 
 def others() -> dict[str, Knobs]:
-    """What is measured where it is asked for (`--only`)."""
+    """What is measured where it is asked for (`--only`): repairs of keys, and more methods."""
     bare: Knobs = {**candidates()["mean+k5v4+heads0.5"], "offset": "none"}
-    return {AS_KEYS_ARE: bare} | {n: dict(METHODS[n].knobs) for n in ("keydiff", *PROMPTED)}
+    window: Knobs = {**METHODS["window+int4"].knobs, "offset": "none"}
+    repairs: dict[str, Knobs] = {
+        AS_KEYS_ARE: bare,
+        f"{AS_KEYS_ARE}, bits by layer": {**bare, "bits": "layer"},
+        "window+int4, keys as they are": window,
+        "window+int4, keys as they are, along tokens": {**window, "along": "tokens"},
+    }
+    return repairs | {n: dict(METHODS[n].knobs) for n in ("keydiff", *PROMPTED)}
