@@ -93,7 +93,7 @@ class FinalEvaluation:
         chosen = self._chosen(trials, {*front[:FRONT], recommended})
         frozen = Frozen(recommended, [c.name for c in chosen], front)
         write_atomic(self.folder.path / "frozen.json", frozen.text())
-        rows, absent, dropped = report.rows(chosen, recommended)
+        rows, absent, dropped = report.rows(chosen, recommended, front[:FRONT])
         named = {r.name for r in rows}
         recommended = recommended if recommended in named else None
         chosen = [c for c in chosen if c.name in named]

@@ -18,10 +18,8 @@ from kvsearch.results.student_t import quantile
 Nll = NDArray[np.float32]
 
 FALSE = 0.05  # chance that any of the rows called behind is not
-COMPARED: dict[Kind, int] = {
-    "method": 3,
-    "combined": 4,
-}  # of the best on the search text, which have a row
+# Of the best on the search text, which have a row; starting points on its front do, too.
+COMPARED: dict[Kind, int] = {"method": 3, "combined": 3, "earlier": 3}
 PARTS = 16  # blocks of a window, of at least `BLOCK` tokens, that a row is called behind by
 
 
@@ -97,7 +95,7 @@ class ReportWindows:
     every: bool = False
 
     def rows(
-        self, chosen: list[Trial], recommended: str | None
+        self, chosen: list[Trial], recommended: str | None, front: Collection[str] = ()
     ) -> tuple[list[MeasuredPolicy], dict[str, Interval], dict[str, str]]:
         """Measure the rows on one window, on two; who is certainly behind, no further.
 
@@ -107,15 +105,20 @@ class ReportWindows:
         method and the best combination so far always go on: the headline compares with them, on
         report text alone.
 
+        Args:
+            chosen: the full cache first, then whatever may have a row.
+            recommended: name of the policy that they are compared with.
+            front: of the search; starting points that are on it have a row in any case.
+
         Returns:
-            The rows; how far methods without a row were behind on the search text; and why others
+            The rows; how far policies without a row were behind on the search text; and why others
             could not be measured.
         """
         failures: dict[str, str] = {}
         stops = looks(min(self.together, self.each), self.each)
         false, done = FALSE / (len(chosen) * len(stops)), 0
         best = next((c for c in chosen if c.name == recommended), None)
-        absent = {} if best is None or self.every else self._absent(chosen, best)
+        absent = {} if best is None or self.every else self._absent(chosen, best, front)
         chosen = [c for c in chosen if c.name not in absent]
         stopped: dict[str, Interval] = {}
         for windows in stops:
@@ -173,12 +176,15 @@ class ReportWindows:
         }
         return Comparison(entries, recommended, self.setting.budget_bytes or 0)
 
-    def _absent(self, chosen: list[Trial], best: Trial) -> dict[str, Interval]:
-        """Methods and combinations that were not among the best few on the search text."""
+    def _absent(
+        self, chosen: list[Trial], best: Trial, front: Collection[str]
+    ) -> dict[str, Interval]:
+        """Methods, combinations and starting points not among the best few on the search text."""
         rivals = [c for c in chosen if c.kind in COMPARED and c != best]
         of = self.compared([best, *rivals], best.name, part="search")
         last = [n for kind, count in COMPARED.items() for n in of.ranked(kind)[count:]]
-        return {name: of.difference(name, best.name) for name in last}
+        mine = {c.name for c in rivals if c.kind == "earlier" and c.name in front}
+        return {name: of.difference(name, best.name) for name in last if name not in mine}
 
     def _stopped(
         self, left: list[Trial], best: Trial, windows: int, false: float

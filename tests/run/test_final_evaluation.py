@@ -196,6 +196,22 @@ def test_methods_that_are_not_among_the_best_on_the_search_text_have_no_row_unle
     )
 
 
+def test_starting_points_on_the_front_of_the_search_have_a_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(LOSSES, "select1", {})
+    monkeypatch.setitem(LOSSES, "report", {8: 0.4, 10: 0.5, 12: 0.3})
+    monkeypatch.setattr("kvsearch.run.report_windows.COMPARED", {"earlier": 1})
+    folder = RunFolder(tmp_path / "run")
+    kinds: dict[int, Kind] = {8: "earlier", 10: "earlier", 12: "earlier", 16: "searched"}
+    trials = ended(folder, kinds, {8: 0.4, 10: 0.5, 12: 0.3})
+    found = final(folder, {"select1": 1, "report": 2}).go(trials)
+    folder.close()
+    # 10 loses more than 8 and is larger; 12 is the best of its kind
+    assert [r.name for r in found.rows] == ["full", "8", "12", "16"]
+    assert [*found.behind] == ["10"]
+
+
 @pytest.mark.parametrize(("behind", "windows"), [(0.0, 7), (0.3, 2)], ids=["undecided", "clear"])
 def test_an_undecided_headline_takes_further_windows(
     behind: float, windows: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
