@@ -77,7 +77,7 @@ class HeadGroup:
     def begin(self, call: Call, prompt: int) -> None:
         """Get ready for the first tokens, of which the first `prompt` are treated as one."""
         policy, q, k = self.layout.policy, call.q, call.k
-        if policy.prompted:
+        if policy.after_prompt:
             require_prompt(policy, self.layout.slots, prompt)
             self.layout = self.empty.after(prompt)
             if self.layout is not self.empty:

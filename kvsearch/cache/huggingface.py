@@ -211,7 +211,7 @@ class PolicyCache(Cache):
                 f"of this {config.model_type!r} model have beside the other; use another rule"
             )
         self.policy, self.shape = policy, shape
-        self.given = Given(whole=policy.prompted)
+        self.given = Given(whole=policy.after_prompt)
         self._waiting: PolicyLayer | None = None  # the layer that was last given keys
         self._at, self._call = len(self.layers), 0  # that layer, and the number of its call
 

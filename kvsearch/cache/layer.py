@@ -149,7 +149,7 @@ class Layer:
 
     def begin(self, call: Call) -> None:
         """Get ready for the first tokens."""
-        if self.policy.prompted:
+        if self.policy.after_prompt:
             self.prompt = call.count if self.whole is None else self.whole
         for group in self.groups:
             group.begin(call.heads(group.heads), self.prompt)

@@ -106,7 +106,7 @@ class Replay:
         ids = torch.from_numpy(fed.ids[None]).to(device) if inserted else own
         cache = deployed(self._loaded, self.policy, packed=False, **self._options)
         edges = [0, ids.shape[1]]
-        if self.policy.prompted and 0 < self._prompt < windows.shape[1]:
+        if self.policy.after_prompt and 0 < self._prompt < windows.shape[1]:
             edges.insert(1, fed.until(self._prompt))
         hidden = torch.cat([self._head.hidden(ids[:, a:b], cache) for a, b in pairwise(edges)], 1)
         if inserted:  # what precedes each token of the window

@@ -236,6 +236,6 @@ TARGET = Target(
         requirements=(f"kvpress=={VERSION}", "transformers==5.2.0", "torch==2.13.0"),
         about="torch again, and about 300 MB of wheels beside it",
         weights="folder",
-        prompted=True,
+        takes_prompt=True,
     ),
 )  # fmt: skip

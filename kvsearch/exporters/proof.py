@@ -3,7 +3,7 @@
 A runtime that this package shares its environment with is run in this process (`Target.score`).
 Of the others, the artefact has a `run.py` that takes `MODEL --score IDS --out FILE`, and writes the
 loss of every token after the first; where the runtime tells no losses, it generates instead. A
-script that is `prompted` takes `--prompt` too. The weights are in fp32, as our evaluator has them,
+script with `takes_prompt` takes `--prompt` too. The weights are in fp32, as our evaluator has them,
 or in fp16, so that only the cache can differ.
 """
 
@@ -52,7 +52,7 @@ def run(
     assert target.environment is not None
     kind = target.environment.weights
     weights = folder_of(model) if kind == "folder" else gguf_in(kind, model)
-    extra = ["--prompt", str(max(1, prompt))] if target.environment.prompted else []
+    extra = ["--prompt", str(max(1, prompt))] if target.environment.takes_prompt else []
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         for name, content in made.files.items():

@@ -24,7 +24,7 @@ FRACTIONS = (0.4, 0.55, 0.75, 1.0)
 
 
 def space_of(
-    target: Target, shape: ModelShape, base: SearchSpace, *, prompted: bool = False
+    target: Target, shape: ModelShape, base: SearchSpace, *, on_prompts: bool = False
 ) -> SearchSpace:
     """The space that `run --target` searches; for a runtime that executes everything, `base`.
 
@@ -32,7 +32,7 @@ def space_of(
         target: the runtime.
         shape: of the model.
         base: the space of a runtime that executes everything.
-        prompted: whether policies are measured on prompts, and not on a stream of text.
+        on_prompts: whether policies are measured on prompts, and not on a stream of text.
 
     Raises:
         SpaceError: no policy of the runtime can be searched for, or it does not serve such a model.
@@ -43,7 +43,7 @@ def space_of(
             raise _refusal(target, f"{others_of(shape)}, which it does not serve")
         return _narrowed(base, target)
     formats = [f for f in can.formats if f.fits(shape)]
-    if (reason := unsearchable(can, formats, prompted)) is not None:
+    if (reason := unsearchable(can, formats, on_prompts)) is not None:
         raise _refusal(target, reason)
     evicts = can.eviction
     axes: Axes = {}
@@ -81,7 +81,7 @@ def _narrowed(base: SearchSpace, target: Target) -> SearchSpace:
     return base if kept == base.axes else base.model_copy(update={"axes": kept})
 
 
-def searched(name: str, *, prompted: bool = False) -> Target:
+def searched(name: str, *, on_prompts: bool = False) -> Target:
     """The target called `name`, for a search on a stream of text, or on prompts.
 
     Raises:
@@ -89,10 +89,10 @@ def searched(name: str, *, prompted: bool = False) -> Target:
         SpaceError: nothing that it executes can be searched for, whatever the model.
     """
     if name not in TARGETS:
-        known = [n for n in TARGETS if why_not(find(n), prompted) is None]
+        known = [n for n in TARGETS if why_not(find(n), on_prompts) is None]
         raise KvsearchError(f"unknown target {quoted(name)}{nearest(name, known)}")
     target = find(name)
-    if (reason := why_not(target, prompted)) is not None:
+    if (reason := why_not(target, on_prompts)) is not None:
         raise _refusal(target, reason)
     return target
 
@@ -103,18 +103,18 @@ def _refusal(target: Target, reason: str) -> SpaceError:
     )
 
 
-def why_not(target: Target, prompted: bool = False) -> str | None:
+def why_not(target: Target, on_prompts: bool = False) -> str | None:
     """Why nothing that the runtime executes can be searched for, whatever the model, or None."""
     can = target.executes
-    return None if can is None else unsearchable(can, list(can.formats), prompted)
+    return None if can is None else unsearchable(can, list(can.formats), on_prompts)
 
 
-def unsearchable(can: Capability, formats: list[Format], prompted: bool = False) -> str | None:
+def unsearchable(can: Capability, formats: list[Format], on_prompts: bool = False) -> str | None:
     """Why a search on a text, or on prompts, finds nothing that the runtime executes, or None."""
     how = can.eviction
     if how is None:
         return None if formats else "it holds every token in 16 bits"
-    if "stream" not in how.triggers and not prompted:
+    if "stream" not in how.triggers and not on_prompts:
         return "it evicts after a prompt, and a search on a text has none: give --task or --prompts"
     if callable(how.interval):
         return "its interval follows from its slots"

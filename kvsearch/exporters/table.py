@@ -42,7 +42,7 @@ def _layers(t: Target) -> str:
 def _searched(t: Target) -> str:
     if why_not(t) is None:
         return "yes"
-    reason = why_not(t, prompted=True)
+    reason = why_not(t, on_prompts=True)
     return "on prompts" if reason is None else f"no: {reason}"
 
 

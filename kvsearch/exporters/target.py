@@ -77,7 +77,7 @@ class Environment:
         variables: of the environment.
         weights: type of the weights that the runtime is given to be compared, in a GGUF file; or a
             `folder` that transformers reads.
-        prompted: whether its script takes `--prompt`, tokens that come in one call.
+        takes_prompt: whether its script takes `--prompt`, tokens that come in one call.
         unwanted: packages that come with those and break them: built for another torch.
         ours: whether the artefact imports this package.
     """
@@ -87,7 +87,7 @@ class Environment:
     options: tuple[str, ...] = ()
     variables: Mapping[str, str] = field(default_factory=dict)
     weights: Literal["fp32", "fp16", "folder"] = "fp32"
-    prompted: bool = False
+    takes_prompt: bool = False
     unwanted: tuple[str, ...] = ()
     ours: bool = False
 

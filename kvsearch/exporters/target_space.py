@@ -39,13 +39,13 @@ def aim(name: str, base: SearchSpace, setting: Setting) -> tuple[SearchSpace, tu
         KvsearchError: nothing that the runtime executes can be searched for, or fits the budget.
     """
     target = find(name)
-    space = space_of(target, setting.shape, base, prompted=setting.prompt > 0)
+    space = space_of(target, setting.shape, base, on_prompts=setting.prompt > 0)
     if target.executes is None:
         if not target.without:
             return space, ()
     elif target.executes.eviction is None:
         _fits(name, setting)
-    compared = [n for n, _ in baselines(prompted=setting.prompt > 0)]
+    compared = [n for n, _ in baselines(on_prompts=setting.prompt > 0)]
     return space, tuple(m for m in compared if not _runs(m, name, setting))
 
 

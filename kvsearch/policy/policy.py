@@ -187,7 +187,7 @@ class Policy(Frozen):
         return self.evicts or (self.anchors is not None and self.anchors.close)
 
     @property
-    def prompted(self) -> bool:
+    def after_prompt(self) -> bool:
         """Whether it matters what the first call brings in."""
         protects = self.anchors is not None and self.anchors.protected == "prompt"
         return self.trigger != "stream" or protects

@@ -54,7 +54,7 @@ class Task:
 
 
 def baselines(
-    warm_start: bool = True, exclude: tuple[str, ...] = (), prompted: bool = False
+    warm_start: bool = True, exclude: tuple[str, ...] = (), on_prompts: bool = False
 ) -> list[tuple[str, Method]]:
     """Methods that a search starts from, strong ones first.
 
@@ -63,14 +63,14 @@ def baselines(
     Args:
         warm_start: false for none.
         exclude: names to leave out.
-        prompted: whether there are prompts, and with them methods that compact after one.
+        on_prompts: whether there are prompts, and with them methods that compact after one.
     """
     wanted = [
         (n, m)
         for n, m in METHODS.items()
         if warm_start
         and n not in exclude
-        and (m.baseline or (prompted and str(m.knobs.get("trigger")).startswith("prompt")))
+        and (m.baseline or (on_prompts and str(m.knobs.get("trigger")).startswith("prompt")))
     ]
     combined = [(n, m) for n, m in wanted if m.kind == "combined"]
     single = [(n, m) for n, m in wanted if m.kind == "single"]

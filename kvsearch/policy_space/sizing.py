@@ -99,7 +99,7 @@ def _largest(get: Get, setting: Setting, limit: int, name: str | None) -> tuple[
     if base.trigger == "generation" and setting.prompt:
         stays = f"a prompt of {setting.prompt} tokens, which stays"
         raise PolicyError(f"budget too small: {limit} bytes pay for no slots beside {stays}")
-    if base.prompted and not setting.prompt:
+    if base.after_prompt and not setting.prompt:
         check(base, setting.shape, prompt=setting.prompt)  # without a prompt nothing is dropped
     try:
         layout(policy, setting.shape)

@@ -164,7 +164,7 @@ def front_csv(rows: Sequence[Row]) -> str:
     """
     files = policy_files(rows)
     records = [_record(row, files[row.name]) for row in rows]
-    stopped, timed, prompted = (
+    stopped, timed, answered = (
         any(row.stopped is not None for row in rows),
         any(row.speed is not None for row in rows),  # where speed was an objective
         any(row.workloads for row in rows),  # where policies were measured on prompts
@@ -172,7 +172,7 @@ def front_csv(rows: Sequence[Row]) -> str:
     for cells, row in zip(records, rows, strict=True):
         cells |= {"windows": row.windows, **_three("stopped", row.stopped)} if stopped else {}
         cells |= {"speed": row.speed} if timed else {}
-        cells |= _answers(row) if prompted else {}
+        cells |= _answers(row) if answered else {}
     return csv_text(records, list(records[0]) if records else ["name"])
 
 

@@ -62,7 +62,7 @@ class Run:
         check_name(options.sampler)
         check_space(options.sampler, self.space)
         if options.target is not None:
-            searched(options.target, prompted=not options.windowed)
+            searched(options.target, on_prompts=not options.windowed)
         for name in options.exclude_method:
             find(name)
         known = load_portfolio(options.portfolio) if options.warm_start else {}

@@ -21,7 +21,7 @@ def require_servable(policy: Policy) -> None:
             f"field rule: {rule.name!r} reads more than queries, keys and values, and the "
             "attention layers of a server see nothing else; use another rule"
         )
-    if policy.prompted:
+    if policy.after_prompt:
         raise PolicyError(
             f"field trigger: {policy.trigger!r} compacts after the prompt, and a server brings a "
             "prompt in pieces, and again with what was generated when it preempts; use 'stream'"

@@ -55,7 +55,7 @@ def kit(policy: Policy, prompt: int = 0) -> dict[str, bytes]:
     if prompt < 0:
         raise PolicyError(f"--prompt must be at least 0, got {prompt}")
     if prompt == 0:
-        prompt = largest + policy.interval if policy.prompted else 1
+        prompt = largest + policy.interval if policy.after_prompt else 1
     check(policy, shape, prompt=prompt)
     tokens = max(48, largest + 4 * policy.interval, prompt + 4 * policy.interval)
     if tokens > LONGEST:

@@ -60,7 +60,7 @@ def main() -> None:
                 context=CONTEXT,
                 verify=True,
                 strict=True,
-                prompt=PROMPT if policy.prompted else 0,
+                prompt=PROMPT if policy.after_prompt else 0,
             )
         document = done.document()
         record = {

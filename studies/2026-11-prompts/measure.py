@@ -47,7 +47,7 @@ def rows(
             cache = deployed(loaded, policy, packed=packed)
             seconds[packed] = stream(loaded, cache, ids)
             if packed and policy.anchors is None:  # of which bytes depend on the text
-                prompt = PARTS["first prompt"] if policy.prompted else 0
+                prompt = PARTS["first prompt"] if policy.after_prompt else 0
                 held = layout(policy, loaded.shape).bytes_at(ids.shape[1], prompt)
                 assert cache.bytes_resident == held
     return [

@@ -87,7 +87,7 @@ PROMPT = 40  # of the policies that treat the first call in another way
 
 
 def prompt_of(policy: Policy) -> int:
-    return PROMPT if policy.prompted else 0
+    return PROMPT if policy.after_prompt else 0
 
 
 def flags_of(policy: Policy) -> Flags:

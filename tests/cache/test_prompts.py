@@ -87,7 +87,7 @@ def equal(policy: Policy, loaded: LoadedModel, cuts: tuple[int, ...]) -> torch.T
     return want
 
 
-PROMPTED = [name for name in NAMED if policy_of(name).prompted]
+PROMPTED = [name for name in NAMED if policy_of(name).after_prompt]
 CALLS = (7, 1, 1, 20, 1)  # what follows the prompt, call by call
 OTHERS = [("the prompt stays", calls) for calls in ((33, 12), (1, 9, 1, 40))]
 

@@ -122,7 +122,7 @@ def test_a_prompt_that_was_taken_in_is_named(name: str, model: PreTrainedModel) 
         model(IDS[:, :30], past_key_values=other)
     for ids in (IDS, IDS.flip(1)):  # transformers would give the rest, whichever the first were
         assert "cannot compare this prompt" in said(lambda ids=ids: generate(model, ids, other))
-    if not POLICIES[name].prompted:  # its prompt would be another one
+    if not POLICIES[name].after_prompt:  # its prompt would be another one
         rest = generate(model, IDS[:, 30:], other, attention_mask=torch.ones_like(IDS))
         assert torch.equal(rest, want[:, 30:])
         other.reset()

@@ -36,7 +36,7 @@ def outputs(policy: Policy, layer: int) -> Iterator[tuple[torch.Tensor, PolicyCa
     if policy.budgets.kind == "adakv":
         batch = 1  # it serves no batches
     for i, m in enumerate(MANY):
-        if m > 1 and i and policy.prompted:
+        if m > 1 and i and policy.after_prompt:
             continue
         qkv = (
             torch.randn(batch, h, m, SHAPE.head_dim, generator=draw)

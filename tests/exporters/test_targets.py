@@ -344,9 +344,9 @@ def test_every_point_for_prompts_is_executed_as_it_is(name: str) -> None:
     setting = stepped(name, setting)
     if name == "ollama":
         with pytest.raises(SpaceError, match="its interval follows"):
-            space_of(target, WIDE, base, prompted=True)
+            space_of(target, WIDE, base, on_prompts=True)
         return
-    space = space_of(target, WIDE, base, prompted=True)
+    space = space_of(target, WIDE, base, on_prompts=True)
     built = executed(target, space, setting)
     assert len(built) > 40
     for made in (p for p in built if p.evicts):
@@ -391,7 +391,7 @@ def test_a_search_starts_from_what_the_targets_users_set_by_hand(
 
 def test_a_budget_that_pays_for_no_block_is_one_sentence() -> None:
     setting = stepped("openvino", Setting(WIDE, WIDE.budget_bytes(100), 512, prompt=480))
-    space = space_of(find("openvino"), WIDE, load("prompts"), prompted=True)
+    space = space_of(find("openvino"), WIDE, load("prompts"), on_prompts=True)
     (_, method), *_ = starts("openvino", space, replace(setting, budget_bytes=1 << 30))
     with pytest.raises(KvsearchError, match=r"pay for 9\d slots, .* 128 or more, a multiple of 32"):
         build(method.knobs, setting)

@@ -58,8 +58,8 @@ def exact() -> LoadedModel:
 def text_of(policy: Policy) -> tuple[np.ndarray, int]:
     """Windows and prompt."""
     if policy.anchors is not None:
-        return ANCHORED, ANCHORED_PROMPT if policy.prompted else 0
-    return IDS, PROMPT if policy.prompted else 0
+        return ANCHORED, ANCHORED_PROMPT if policy.after_prompt else 0
+    return IDS, PROMPT if policy.after_prompt else 0
 
 
 def gradients(under: Scheduled, ids: np.ndarray) -> tuple[float, list[torch.Tensor]]:
