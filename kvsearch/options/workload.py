@@ -22,6 +22,7 @@ _prompts = partial(option, group="Prompts")
 
 
 WINDOWS = 16  # of a text alone, that a search sees
+ITEMS = 16  # contexts of a task or file in a search on prompts alone
 HEADLINE_WINDOWS = 8  # times as many windows of the report where its headline is undecided, at most
 HEADLINE_CONTEXTS = 4  # and times as many contexts that are asked about
 FACTS, HIDDEN = "facts", 4  # in a context, all of which are asked for
@@ -210,9 +211,9 @@ class WorkloadConfig(MeasuredConfig):
         metavar="FILE",
     )
     items: int = again(
-        ItemsConfig, "items", default=16,
-        help="contexts of each task or file that the search sees; the report has as many others, "
-        "and up to four times as many where they leave the headline undecided",
+        ItemsConfig, "items", default=ITEMS,
+        help="contexts of each task or file that the search sees, without a text; the report has "
+        "as many others, and up to four times as many where they leave the headline undecided",
     )  # fmt: skip
     score_from: int | None = option(
         None, "first scored position [default: the budget in slots]",
@@ -240,6 +241,11 @@ class WorkloadConfig(MeasuredConfig):
             raise KvsearchError(
                 f"give --report-prompts once for each --prompts and in their order, got "
                 f"{len(self.report_prompts)} for {len(self.prompts)}"
+            )
+        if self.windowed and self.items != ITEMS:
+            raise KvsearchError(
+                "--items is for prompts alone; beside a text --windows and --report-windows say "
+                "how many contexts there are"
             )
         given = {
             "--report-text": self.report_text, "--extra-text": self.extra_text,

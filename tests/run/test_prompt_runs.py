@@ -37,6 +37,8 @@ FAST: dict[str, Any] = dict(
     trials=2, items=3, budget_slots=96, bench=False, space="h2o-int4", portfolio="none",
     exclude_method=("xmu", "xmu-evict", "h2o+k4v2", "h2o+int4-fine", "lacache", "pyramidkv"),
 )  # fmt: skip
+# beside a text windows say how many contexts there are
+TEXT = {name: value for name, value in FAST.items() if name != "items"}
 
 
 @pytest.fixture(scope="module")
@@ -228,6 +230,8 @@ def test_what_cannot_be_searched_is_one_sentence(
     assert "has 5 documents" in said(model=str(sharp), prompts=few, out=tmp_path / "a", **FAST)
     text = said(prompts=file, report_text=str(file), **FAST)
     assert text == "--report-text is for a search on a text, not on prompts; give --text as well"
+    both = said(prompts=file, text=str(file), **FAST)
+    assert both.startswith("--items is for prompts alone; beside a text --windows")
     assert "unknown task" in said(tasks="nedle", **FAST)
     assert "--see must be one of" in said(tasks="needle", see="both", **FAST)
     assert "characters) is no file of prompts" in said(prompts="A cat sat. " * 900, **FAST)
@@ -262,7 +266,7 @@ def test_a_text_and_prompts_are_one_search(
 ) -> None:
     monkeypatch.setattr("kvsearch.session.make_workloads._rise", lambda *_: Worth(3.0, 5.0, True))
     file = prompts(tmp_path / "mine.jsonl", 24)
-    how = FAST | {"trials": 1, "prompts": file, "text": str(prose), "context": 256, "windows": 2}
+    how = TEXT | {"trials": 1, "prompts": file, "text": str(prose), "context": 256, "windows": 2}
     how["batch"] = 1  # so that rows are judged after the first window and prompts
     s = search(str(sharp), **how, weight="text=3", out=tmp_path / "run").summary
     assert s.settings.windowed and s.settings.workloads == {"text": 3.0, "mine.jsonl": 1.0}
@@ -307,7 +311,7 @@ def test_weights_that_cannot_be_are_one_sentence(
     monkeypatch.setattr("kvsearch.session.inputs.load_model", None)  # nothing gets that far
     tasks = ("needle",) if "needle=0" in weight or "facts=2" in weight else ()
     how = {"text": str(prose), "context": 256, "weight": weight, "tasks": tasks}
-    assert part in said(**FAST | how)
+    assert part in said(**TEXT | how)
 
 
 @pytest.mark.parametrize(
@@ -316,7 +320,7 @@ def test_weights_that_cannot_be_are_one_sentence(
 def test_facts_that_a_model_cannot_find_leave_the_text_alone(
     context: int, part: str, tiny_folder: Path, prose: Path, tmp_path: Path
 ) -> None:
-    how: dict[str, Any] = FAST | {
+    how: dict[str, Any] = TEXT | {
         "trials": 0, "text": str(prose), "context": context, "windows": 1, "report_windows": 1,
     }  # fmt: skip
     both = search(str(tiny_folder), **how, out=tmp_path / "a")
