@@ -41,7 +41,7 @@ LIGHT = (
     ("kvsearch.policy_space", "torch transformers optuna"),
     ("kvsearch.results.records", "torch transformers optuna"),
     ("kvsearch.workloads.text", "torch transformers datasets"),
-    ("kvsearch.options.commands", "torch transformers optuna"),
+    ("kvsearch.options.other_commands", "torch transformers optuna"),
     ("kvsearch.cli", "torch transformers optuna matplotlib"),
     ("kvsearch.report", "torch transformers matplotlib jinja2"),
     ("kvsearch_kernels", "torch triton"),

@@ -7,7 +7,7 @@ import click
 
 from kvsearch.cli.output import answer
 from kvsearch.errors import KvsearchError
-from kvsearch.options.commands import AdaptConfig, LearnConfig
+from kvsearch.options.other_commands import AdaptConfig, LearnConfig
 from kvsearch.options.to_click import options, output_options, shown
 
 if TYPE_CHECKING:

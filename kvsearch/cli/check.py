@@ -6,7 +6,7 @@ from dataclasses import asdict
 import click
 
 from kvsearch.cli.output import answer
-from kvsearch.options.commands import CheckConfig
+from kvsearch.options.other_commands import CheckConfig
 from kvsearch.options.to_click import options, output_options
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import click
 
 from kvsearch.cli.output import answer
-from kvsearch.options.commands import EvaluateConfig
+from kvsearch.options.other_commands import EvaluateConfig
 from kvsearch.options.to_click import options, output_options
 
 NOT_HELD = 3

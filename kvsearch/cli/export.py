@@ -9,7 +9,7 @@ from click.core import ParameterSource
 
 from kvsearch.cli.output import answer
 from kvsearch.errors import RunError
-from kvsearch.options.commands import ExportConfig
+from kvsearch.options.other_commands import ExportConfig
 from kvsearch.options.to_click import PLACE, options, output_options
 
 if TYPE_CHECKING:

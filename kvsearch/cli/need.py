@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kvsearch.cli.output import answer
-from kvsearch.options.commands import NeedConfig
+from kvsearch.options.other_commands import NeedConfig
 from kvsearch.options.to_click import options, output_options
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 from kvsearch.cli.output import answer
-from kvsearch.options.commands import PruneConfig
+from kvsearch.options.other_commands import PruneConfig
 from kvsearch.options.to_click import options, output_options
 
 

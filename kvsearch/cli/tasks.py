@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kvsearch.cli.output import answer
-from kvsearch.options.commands import GatesConfig
+from kvsearch.options.other_commands import GatesConfig
 from kvsearch.options.to_click import options, output_options
 
 if TYPE_CHECKING:

@@ -13,10 +13,10 @@ from kvsearch.files import require_writable
 from kvsearch.folders import require_new
 from kvsearch.models.given import require_plain
 from kvsearch.models.load import LoadedModel, device_named
-from kvsearch.options.commands import AdaptConfig, PolicyLike
 from kvsearch.options.function import takes
+from kvsearch.options.other_commands import AdaptConfig, PolicyLike
 from kvsearch.policy import Policy
-from kvsearch.session import inputs
+from kvsearch.session import make_windows
 from kvsearch.session.policies import prunes
 from kvsearch.session.progress import Shown
 from kvsearch.session.session import Session
@@ -111,7 +111,7 @@ def _check_file(policy: PolicyLike) -> None:
 
 def _texts(loaded: LoadedModel, config: AdaptConfig, shown: Shown) -> Texts:
     context, count = config.context, config.windows
-    tokens, held = inputs.held_out(
+    tokens, held = make_windows.held_out(
         loaded, config.text, config.dataset, config.held_out, HELD_OUT, shown.say
     )
     if held.token_sha256 == tokens.token_sha256:

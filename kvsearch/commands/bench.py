@@ -5,10 +5,10 @@ from typing import Any, NamedTuple
 
 from kvsearch.evaluation import throughput
 from kvsearch.models.load import require_context
-from kvsearch.options.commands import BenchConfig
 from kvsearch.options.function import takes
+from kvsearch.options.other_commands import BenchConfig
 from kvsearch.results.records import Throughput
-from kvsearch.session import inputs
+from kvsearch.session import load
 from kvsearch.session.session import Session
 from kvsearch.workloads.text import windows
 
@@ -46,7 +46,7 @@ def bench(config: BenchConfig) -> Benched:
     if config.cuda_graphs:
         throughput.require_graphs(loaded)
     setting, tokens = session.setting(need), session.text
-    inputs.kernels(loaded, session.shown.say)
+    load.kernels(loaded, session.shown.say)
     (chosen,) = session.policies(session.measured(setting, tokens, length=need))
     need = throughput.needed(context, pairs, steps, throughput.warm(chosen, config.cuda_graphs))
     require_context(loaded.model.config, need)

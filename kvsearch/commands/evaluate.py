@@ -13,15 +13,16 @@ from kvsearch.commands.kvpress_results import Predicted, predicted, require_prom
 from kvsearch.errors import KvsearchError, RunError
 from kvsearch.evaluation.answers import answered, answers, fits, greedy_of
 from kvsearch.files import require_writable
-from kvsearch.options.commands import EvaluateConfig
 from kvsearch.options.function import takes
+from kvsearch.options.other_commands import EvaluateConfig
 from kvsearch.policy import Policy, layout
 from kvsearch.policy_space import Setting
 from kvsearch.results.intervals import clustered, paired, standard_error
 from kvsearch.results.measurement import Anchored, Measurement, kept
 from kvsearch.results.records import Interval
-from kvsearch.session import inputs
-from kvsearch.session.make_workloads import Worth, bare, from_tasks, groups, own_answers, say_own
+from kvsearch.session import load
+from kvsearch.session.context_worth import Worth, bare, groups
+from kvsearch.session.make_workloads import from_tasks, own_answers, say_own
 from kvsearch.session.self_check import self_check
 from kvsearch.session.session import Session
 from kvsearch.workloads import Prompts
@@ -86,7 +87,7 @@ class _Evaluation:
         if config.kvpress_out is not None:
             where = self.loaded.name, self.loaded.device, config.see
             folders = write(config.kvpress_out, *where, self.generated)
-        about = inputs.about(self.loaded)
+        about = load.about(self.loaded)
         result = EvaluateResult(self.rows, self.workloads, about, self.left_out, folders, fault)
         if config.nll_out is not None and losses is not None:
             try:

@@ -35,14 +35,14 @@ from kvsearch.models.aliases import DEFAULT, hub_id
 from kvsearch.models.learned import newest
 from kvsearch.models.load import LoadedModel, shape_named
 from kvsearch.models.shared import policy_file
-from kvsearch.options.commands import ExportConfig
 from kvsearch.options.function import takes
 from kvsearch.options.model import ModelConfig
+from kvsearch.options.other_commands import ExportConfig
 from kvsearch.policy import ModelShape, Policy, check, layout
 from kvsearch.results.folder import run_of
 from kvsearch.results.intervals import paired
 from kvsearch.results.study import Study
-from kvsearch.session import inputs
+from kvsearch.session import load
 from kvsearch.session.learned import learns
 from kvsearch.session.policies import is_method, method
 from kvsearch.session.progress import Shown
@@ -100,7 +100,7 @@ def export(config: ExportConfig) -> Exported | tuple[Path, ...]:
     folder = _folder(file, config.out, target)
     if verify:
         require(target)
-    inputs.require_files(text)
+    load.require_files(text)
     asks = config.names_prompts
     if asks and (verify or dataset is not None):
         what = "--verify compares" if verify else "--dataset is for losses"
@@ -112,13 +112,13 @@ def export(config: ExportConfig) -> Exported | tuple[Path, ...]:
     if asked is None:
         learned = None
         if shape is not None and learns(str(policy)):
-            there = inputs.model(model, context=1, say=shown.say)
+            there = load.model(model, context=1, say=shown.say)
             learned, model = newest(there.model) or "", ModelConfig(model=there)
         asked = method(str(policy), shape, config, context=context, prompt=prompt, learned=learned)
     loaded = None
     if asks or verify or text or dataset is not None:
         require_writable(folder / "policy.json" if folder.exists() else folder)
-        loaded = inputs.model(model, context=context if config.windowed else 1, say=shown.say)
+        loaded = load.model(model, context=context if config.windowed else 1, say=shown.say)
         name, shape = loaded.name, loaded.shape
         check(asked, shape, prompt=prompt if config.windowed else None)
         require_anchors(loaded, asked)
@@ -143,7 +143,7 @@ def export(config: ExportConfig) -> Exported | tuple[Path, ...]:
             score_from=_scored_from(asked, given, prompt, context) if text else None,
         )  # fmt: skip
     elif loaded is not None:
-        source = inputs.tokenized(loaded, inputs.source(text, dataset, shown.say))
+        source = load.tokenized(loaded, load.source(text, dataset, shown.say))
         ids = cut_windows(source, count=config.windows, length=context)
         loss, measured = _losses(
             asked, given, target, made, loaded, ids, source.name, prompt, verify, shown

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from kvsearch.files import require_writable, write_atomic
 from kvsearch.model_analysis import head_losses
 from kvsearch.model_analysis.key_offsets import KeyMeans
-from kvsearch.options.commands import HeadsConfig
 from kvsearch.options.function import takes
+from kvsearch.options.other_commands import HeadsConfig
 from kvsearch.policy import HeadLosses
 from kvsearch.session import key_offsets
 from kvsearch.session.head_losses import known

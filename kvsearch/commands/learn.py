@@ -11,12 +11,12 @@ from kvsearch.files import require_writable, write_atomic
 from kvsearch.folders import drafted, require_new
 from kvsearch.models import learned
 from kvsearch.options.budget import BudgetConfig, sized_for
-from kvsearch.options.commands import LearnConfig
 from kvsearch.options.function import takes
+from kvsearch.options.other_commands import LearnConfig
 from kvsearch.policy_space.methods import at
 from kvsearch.rules import RULES, KVzap
 from kvsearch.rules.kvzap import file_of
-from kvsearch.session import inputs
+from kvsearch.session import make_windows
 from kvsearch.session.session import Session
 from kvsearch.train.kvzap import fit
 from kvsearch.train.work import saving
@@ -88,7 +88,7 @@ def learn(config: LearnConfig) -> Fitted:
     loaded, shown = session.load(context=context), session.shown
     budget = config if config.sized else BudgetConfig(budget_slots=context / SIZE)
     policy = at(rule, sized_for(loaded.shape, budget.budget(loaded.shape), context))
-    tokens, held = inputs.held_out(
+    tokens, held = make_windows.held_out(
         loaded, config.text, config.dataset, config.held_out, HELD_OUT, shown.say
     )
     span = max(1, context - len(tokens.start))

@@ -8,8 +8,8 @@ from kvsearch.errors import KvsearchError
 from kvsearch.models.load import LoadedModel, configured, max_context, require_context, to_stderr
 from kvsearch.models.shape import policy_layers, shape_of, windowed_bytes
 from kvsearch.options.budget import MOST
-from kvsearch.options.commands import NeedConfig
 from kvsearch.options.function import takes
+from kvsearch.options.other_commands import NeedConfig
 from kvsearch.policy import ModelShape
 
 RESERVE = 0.1  # of the memory, for activations: what vLLM leaves by default

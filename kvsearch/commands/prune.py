@@ -13,8 +13,8 @@ from kvsearch.models.given import require_plain
 from kvsearch.models.load import LoadedModel, max_context
 from kvsearch.models.pruned import PrunedForCausalLM
 from kvsearch.models.read import quiet
-from kvsearch.options.commands import PruneConfig
 from kvsearch.options.function import takes
+from kvsearch.options.other_commands import PruneConfig
 from kvsearch.policy import Channels, Policy
 from kvsearch.policy_space import Setting
 from kvsearch.policy_space.channels import needs

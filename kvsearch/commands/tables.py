@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, overload
 from kvsearch.errors import KvsearchError
 from kvsearch.exporters import TARGETS, environments, find
 from kvsearch.exporters.target import Proof
-from kvsearch.options.commands import GatesConfig
 from kvsearch.options.function import takes
+from kvsearch.options.other_commands import GatesConfig
 from kvsearch.policy_space.methods import METHODS, Method
 from kvsearch.workloads import TASKS, Task
 

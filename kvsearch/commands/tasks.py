@@ -4,10 +4,11 @@ from dataclasses import dataclass
 
 from kvsearch.errors import KvsearchError
 from kvsearch.models.load import max_context
-from kvsearch.options.commands import GatesConfig
 from kvsearch.options.model import ModelConfig
-from kvsearch.session import inputs
-from kvsearch.session.make_workloads import context_worth, from_tasks
+from kvsearch.options.other_commands import GatesConfig
+from kvsearch.session import load
+from kvsearch.session.context_worth import context_worth
+from kvsearch.session.make_workloads import from_tasks
 from kvsearch.session.progress import Shown
 from kvsearch.workloads import TASKS, parse
 from kvsearch.workloads.text import split, tokenize
@@ -39,11 +40,11 @@ def gates(config: GatesConfig) -> list[Gate]:
     """Try tasks on the contexts with which a search on them begins; see `tables.tasks`."""
     shown = Shown(quiet=not config.progress)
     config.specs()  # which raises for a task that there is not
-    inputs.require_files(config.text)
+    load.require_files(config.text)
     assert config.model is not None, "without one, tasks are listed"
     asked = ModelConfig(model=config.model, dtype=config.dtype, device=config.device)
-    loaded = inputs.model(asked, context=1, say=shown.say)
-    found = inputs.source(config.text, config.dataset, shown.say, tasks=True)
+    loaded = load.model(asked, context=1, say=shown.say)
+    found = load.source(config.text, config.dataset, shown.say, tasks=True)
     prose = split(tokenize(loaded.tokenizer, found)).search
     most = max_context(loaded.model.config)
 

@@ -37,10 +37,11 @@ from kvsearch.results.study import Study
 from kvsearch.results.summary import Summary
 from kvsearch.run import evaluators, speed, summarise
 from kvsearch.run.compile_cpu_loops import compiling
+from kvsearch.run.examples import examples
 from kvsearch.run.final_evaluation import FinalEvaluation, select_windows
 from kvsearch.run.study_document import default_folder, study_of
 from kvsearch.run.unfinished import so_far
-from kvsearch.session import channel_importance, inputs, key_offsets, make_workloads
+from kvsearch.session import channel_importance, key_offsets, load, make_windows, make_workloads
 from kvsearch.session import head_losses as heads
 from kvsearch.session.learned import with_learned
 from kvsearch.session.policies import values_of
@@ -68,9 +69,9 @@ class Run:
         known = load_portfolio(options.portfolio) if options.warm_start else {}
         evaluators.require(options)
         records = make_workloads.records(options)
-        inputs.require_files(options.text, options.report_text, options.extra_text)
+        load.require_files(options.text, options.report_text, options.extra_text)
         first = evaluators.first(options.device, options.gpus_per_evaluator)
-        self.loaded = inputs.model(
+        self.loaded = load.model(
             replace(options, device=first), context=options.longest, say=shown.say
         )
         budget = options.budget(self.loaded.shape)
@@ -80,7 +81,7 @@ class Run:
             scored = options.first_scored(budget.slots)
         texts = None
         if options.windowed or options.specs():
-            texts = inputs.parts(self.loaded, options, shown.say)
+            texts = make_windows.parts(self.loaded, options, shown.say)
         if options.asked:
             prompts = make_workloads.asked(self.loaded, options, records, texts, shown)
             if not options.windowed:
@@ -109,7 +110,9 @@ class Run:
         if options.windowed:
             each = -(-self._each // options.count)  # windows; of other workloads there are as many
             chosen_on = select_windows(self._policies, each)
-            self.text = windows = inputs.text(self.loaded, options, shown.say, chosen_on, texts)
+            self.text = windows = make_windows.text(
+                self.loaded, options, shown.say, chosen_on, texts
+            )
         if prompts is not None and prompts.worths["search"]:
             self.text = make_workloads.joined(self.loaded, options, prompts, windows, scored, shown)
             self.score_from = 1
@@ -139,7 +142,7 @@ class Run:
         executor: Executor | None = None
         aside = ExitStack()
         try:
-            inputs.kernels(self.loaded, shown.say)
+            load.kernels(self.loaded, shown.say)
             self.setting = with_learned(self._with_importance(), self.loaded)
             tune = o.engine == "tune"  # then `workers` and `ray` are for Tune; the rest runs here
             executor = evaluators.executor(
@@ -334,9 +337,7 @@ class Run:
         asked = [i for i, item in enumerate(part.items) if item.asks]
         order = sorted(asked, key=told, reverse=True)
         with self.shown.step("examples", min(EXAMPLES, part.asks) * len(policies)) as step:
-            measured.examples = make_workloads.examples(
-                self.loaded, part, policies, order, EXAMPLES, step.advance
-            )
+            measured.examples = examples(self.loaded, part, policies, order, EXAMPLES, step.advance)
 
     @property
     def _aside(self) -> str:

@@ -11,13 +11,13 @@ from kvsearch.options.budget import Budget
 from kvsearch.options.run_config import RunConfig
 from kvsearch.policy_space import SearchSpace, Setting
 from kvsearch.results.study import Model, Settings, Study, Text, Texts
-from kvsearch.session import inputs
+from kvsearch.session import make_windows
 
 
 def study_of(
     options: RunConfig,
     loaded: LoadedModel,
-    text: inputs.MeasuredOn,
+    text: make_windows.MeasuredOn,
     setting: Setting,
     space: SearchSpace,
     *,

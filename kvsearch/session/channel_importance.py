@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from kvsearch.errors import RunError
 from kvsearch.evaluation.evaluator import Evaluator
 from kvsearch.model_analysis import channel_importance, layer_ppl_rise
-from kvsearch.options.commands import PolicyLike
+from kvsearch.options.other_commands import PolicyLike
 from kvsearch.policy.pruning import Importance
 from kvsearch.policy_space import Setting
 from kvsearch.policy_space.channels import needs

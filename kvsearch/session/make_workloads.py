@@ -1,44 +1,28 @@
-"""From tasks and files of prompts to the parts that a search measures policies on."""
+"""From tasks and files of prompts, and windows of a text, to what a search measures policies on."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import takewhile
-from math import isfinite
 from typing import Any
 
 import numpy as np
 
 from kvsearch.errors import KvsearchError, nearest, quoted
-from kvsearch.evaluation.answers import Answers, answers, greedy_of, spoken
-from kvsearch.evaluation.evaluator import Evaluator
-from kvsearch.evaluation.part import scored
-from kvsearch.models.disk_cache import remembered
+from kvsearch.evaluation.answers import greedy_of
 from kvsearch.models.load import LoadedModel
 from kvsearch.options.budget import sized_for
 from kvsearch.options.run_config import RunConfig
 from kvsearch.options.workload import FACTS, HEADLINE_CONTEXTS, HEADLINE_WINDOWS
-from kvsearch.policy import Policy
-from kvsearch.results.intervals import clustered, paired
-from kvsearch.results.records import Example
-from kvsearch.session import inputs
+from kvsearch.session.context_worth import FACTS_GATE, GATE_ITEMS, gate, reported
+from kvsearch.session.context_worth import rise as rise_of
+from kvsearch.session.make_windows import MeasuredOn
 from kvsearch.session.progress import Shown
 from kvsearch.session.self_check import self_check
 from kvsearch.workloads import Material, Prompts, See, TaskSpec, make
-from kvsearch.workloads.items import without_context
 from kvsearch.workloads.measured_parts import TEXT, Part, divided, in_turn, require_names
 from kvsearch.workloads.prompts.encode import encoded, items_of, start_of
 from kvsearch.workloads.prompts.files import Record, read, read_all
 from kvsearch.workloads.text.windows import SPLITS, Parts, Split, Tokens
-
-GATE = 0.2  # nats per token by which the context must help, at least
-GATE_ITEMS, FACTS_GATE = (
-    8,
-    2,
-)  # contexts on which that is tried; of facts, four of which are in each
-LAST, LAST_SINKS, LAST_RECENT = 16, 4, 11  # slots of a cache that has forgotten a text
-MORE = 8  # tokens of an example beyond the reference
-LONGEST_QUESTION = 80  # tokens of a question that an example shows
 
 
 def lengths(of: "PromptSplits") -> tuple[int, int]:
@@ -46,50 +30,6 @@ def lengths(of: "PromptSplits") -> tuple[int, int]:
     some = [workload for its in of.splits.values() for workload in its]
     whole = Prompts("all", tuple(item for w in some for item in w.items), some[0].see)
     return whole.longest, whole.prompt
-
-
-@dataclass(frozen=True)
-class Worth:
-    """What the context of a workload is worth to a model.
-
-    Attributes:
-        full, empty: NLL of the answers, nats per token, with the full cache, and without the
-            context.
-        passes: whether the context certainly helps, by `GATE` at least.
-    """
-
-    full: float
-    empty: float
-    passes: bool
-
-    @property
-    def nats(self) -> float:
-        """By which the context lowers the NLL of the answers."""
-        return self.empty - self.full
-
-    @classmethod
-    def of(cls, workload: Prompts, full: Answers, empty: Answers) -> "Worth":
-        """From both measurements of the same asks.
-
-        Facts are drawn one by one, so each counts as independent: few contexts are enough.
-        """
-        facts = [str(i) for i in range(len(full.nll))]
-        documents = facts if workload.name == FACTS else groups(workload)
-        gain = clustered(empty.nll - full.nll, documents)
-        passes = gain.mean >= GATE and not gain.lo <= 0
-        return cls(float(full.nll.mean()), float(empty.nll.mean()), passes)
-
-
-def groups(workload: Prompts) -> list[str]:
-    """The document of every ask, which statistics count as independent."""
-    return [item.group for item in workload.items for _ in item.asks]
-
-
-def bare(workload: Prompts, loaded: LoadedModel) -> Prompts:
-    """The same asks without their contexts: what can be guessed."""
-    start = start_of(loaded)
-    items = tuple(without_context(item, start) for item in workload.items)
-    return Prompts(workload.name, items, "aware")
 
 
 def own_answers(records: Sequence[Record]) -> int:
@@ -238,7 +178,7 @@ def asked(
         self_check(loaded, parts["search"], given_to, shown)
     worth = dict[str, float]()
     for workload in parts["search"]:
-        found = _gate(loaded, workload, shown)
+        found = gate(loaded, workload, shown)
         told = f"NLL of the answers {found.full:.2f} with the context, {found.empty:.2f} without"
         if found.passes:
             shown.say(f"{workload.name}: {told}")
@@ -255,7 +195,7 @@ def asked(
     worths = dict.fromkeys(SPLITS, worth)
     if options.report_prompts:  # contexts of another file may be worth another loss
         own = [w for w in parts["report"] if w.name in worth and w.name in files]
-        worths["report"] = worth | _reported(loaded, own, shown)
+        worths["report"] = worth | reported(loaded, own, shown)
     usable = {split: [w for w in its if w.name in worth] for split, its in parts.items()}
     return PromptSplits(usable, worths, left_out)
 
@@ -264,10 +204,10 @@ def joined(
     loaded: LoadedModel,
     options: RunConfig,
     prompts: PromptSplits,
-    text: inputs.MeasuredOn | None,
+    text: MeasuredOn | None,
     score_from: int,
     shown: Shown,
-) -> inputs.MeasuredOn:
+) -> MeasuredOn:
     """The parts of a run on prompts, or on prompts and windows of a text in turn.
 
     Args:
@@ -293,7 +233,7 @@ def joined(
             asked = {split: hidden_in(loaded, options, windows[split], split) for split in SPLITS}
             windows = {split: _read(windows[split], asked[split]) for split in SPLITS}
             prompts = replace(prompts, splits={split: [its] for split, its in asked.items()})
-        rise[TEXT] = _rise(loaded, windows["search"], score_from, shown).nats
+        rise[TEXT] = rise_of(loaded, windows["search"], score_from, shown).nats
     see = next(w.see for w in prompts.splits["search"])
     made = dict[Split, Part]()
     for split in SPLITS:
@@ -315,7 +255,7 @@ def joined(
     parts: dict[str, Part] = {(select if k == "select" else k): v for k, v in made.items()}
     if text is None:
         told = weights if options.weight else {}
-        return inputs.MeasuredOn(about, parts, each, select, (), told, prompts.left_out)
+        return MeasuredOn(about, parts, each, select, (), told, prompts.left_out)
     for name, part in text.parts.items():  # further texts, in the same unit
         if name.startswith("extra"):
             scales = (1 / rise[TEXT],) * len(part)
@@ -325,7 +265,7 @@ def joined(
             parts[name] = part
     for split in SPLITS:
         about[split] |= {"text": text.described[split]}
-    return inputs.MeasuredOn(
+    return MeasuredOn(
         about, parts, each, select, text.extra, weights=weights, left_out=prompts.left_out
     )
 
@@ -343,133 +283,6 @@ def _require_weighed(options: RunConfig, names: Sequence[str]) -> None:
             )
         if nothing:
             raise KvsearchError(f"--weight {quoted(given)} measures nothing; leave {name} out")
-
-
-def _rise(
-    loaded: LoadedModel,
-    windows: Part,
-    score_from: int,
-    shown: Shown,
-) -> Worth:
-    """What the tokens before the last few are worth to the model, in nats per scored token.
-
-    Args:
-        loaded: the model.
-        windows: of the search text.
-        score_from: first scored position.
-        shown: for progress.
-
-    Raises:
-        KvsearchError: they are worth nothing.
-    """
-    window = windows.items[0]
-    few = window.context[None]
-
-    def measure() -> list[Any]:
-        evaluator, found = Evaluator(loaded), list[Any]()
-        last = Policy(name="last tokens", slots=LAST, sinks=LAST_SINKS, recent_window=LAST_RECENT)
-        with shown.step("text: worth of what came before", 2) as step:
-            for policy in (Policy(name="full"), last):
-                nll = evaluator.quality(policy, few, resident=False).nll[0]
-                found.append(scored(nll, window, score_from)[None])
-                step.advance()
-        gap = paired(found[1], found[0])
-        return [float(found[0].mean()), float(found[1].mean()), gap.mean >= GATE and gap.lo > 0]
-
-    words = f"rise/{loaded.digest}/{loaded.dtype}/{score_from}/{LAST}"
-    worth = remembered("worth", words, few.astype("<i4").tobytes(), _worth, measure)
-    told = (
-        f"NLL {worth.full:.2f} with all of a window, {worth.empty:.2f} with its last {LAST} tokens"
-    )
-    shown.say(f"text: {told}")
-    if not worth.passes:
-        raise KvsearchError(
-            f"{loaded.name} predicts this text as well from a window's last tokens ({told}), so "
-            "nothing can be lost there; give another text, or leave it out with --weight text=0"
-        )
-    return worth
-
-
-def _worth(data: Any) -> Worth:
-    full, empty, passes = data
-    if not isfinite(full + empty):
-        raise ValueError("no loss")
-    return Worth(float(full), float(empty), bool(passes))
-
-
-def examples(
-    loaded: LoadedModel,
-    part: Part,
-    policies: Mapping[str, Policy],
-    order: Sequence[int],
-    count: int,
-    progress: Callable[[], None],
-) -> list[Example]:
-    """What policies answer to a few asks of a part, with room for a few words more.
-
-    Asks of one context share its reading.
-
-    Args:
-        loaded: the model.
-        part: of the report.
-        policies: by name.
-        order: numbers of the items, those first whose answers tell most.
-        count: asks.
-        progress: called after every answer.
-    """
-    evaluator, found, decode = Evaluator(loaded), list[Example](), loaded.tokenizer.decode
-    for i in order:
-        item, left = part.items[i], count - len(found)
-        apart = takewhile(lambda ask: not ask.follows, item.asks[1:])
-        asks = [*item.asks[:1], *apart][: 1 if part.see == "aware" else max(0, left)]
-        tokens, said = [ask.answer.size + MORE for ask in asks], dict[str, list[str]]()
-        for name, policy in policies.items() if left > 0 else ():
-            said[name] = [decode(x) for x in spoken(evaluator, policy, item, part.see, tokens)]
-            for _ in asks:
-                progress()
-        for j, ask in enumerate(asks if left > 0 else ()):
-            asked = ask.question if ask.question.size else item.context
-            question, reference = decode(asked[-LONGEST_QUESTION:]), decode(ask.answer)
-            its = {name: words[j] for name, words in said.items()}
-            found.append(Example(part.of[i], question.strip(), reference.strip(), its))
-    return found
-
-
-def _reported(loaded: LoadedModel, workloads: Sequence[Prompts], shown: Shown) -> dict[str, float]:
-    """What the contexts of files for the report are worth, in nats per token by workload."""
-    found = {}
-    for workload in workloads:
-        worth = _gate(loaded, workload, shown)
-        if not worth.passes:
-            raise KvsearchError(
-                f"{loaded.name} does not need the contexts that --report-prompts gives for "
-                f"{workload.name} (NLL of the answers {worth.full:.2f} with them, "
-                f"{worth.empty:.2f} without), so nothing can be lost there; give another file"
-            )
-        found[workload.name] = worth.nats
-    return found
-
-
-def _gate(loaded: LoadedModel, workload: Prompts, shown: Shown) -> Worth:
-    few = Prompts(workload.name, workload.items[:GATE_ITEMS], workload.see)
-    return context_worth(loaded, few, shown)
-
-
-def context_worth(loaded: LoadedModel, workload: Prompts, shown: Shown) -> Worth:
-    """What the contexts of a workload are worth, measured once and kept on disk."""
-
-    def measure() -> list[Any]:
-        evaluator = Evaluator(loaded)
-        with shown.step(f"{workload.name}: full cache", 2 * len(workload.items)) as step:
-            found = [
-                answers(evaluator, Policy(), some, resident=False, progress=step.advance)
-                for some in (workload, bare(workload, loaded))
-            ]
-        worth = Worth.of(workload, *found)
-        return [worth.full, worth.empty, worth.passes]
-
-    words = f"worth/{loaded.digest}/{loaded.dtype}/{workload.see}"
-    return remembered("worth", words, workload.digest.encode(), _worth, measure)
 
 
 def _described(part: Part, worth: Mapping[str, float]) -> dict[str, Any]:

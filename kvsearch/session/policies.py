@@ -8,7 +8,7 @@ from pathlib import Path
 
 from kvsearch.errors import KvsearchError, PolicyError, nearest, quoted
 from kvsearch.options.budget import BudgetConfig, sized_for
-from kvsearch.options.commands import PolicyLike
+from kvsearch.options.other_commands import PolicyLike
 from kvsearch.policy import ModelShape, Policy, check
 from kvsearch.policy_space import SearchSpace, Setting, Value, needs_heads
 from kvsearch.policy_space.channels import needs

@@ -9,12 +9,12 @@ from kvsearch.evaluation.anchored_tokens import require_anchors
 from kvsearch.evaluation.evaluator import Evaluator
 from kvsearch.models.load import LoadedModel
 from kvsearch.options.budget import BudgetConfig, sized_for
-from kvsearch.options.commands import PolicyLike
 from kvsearch.options.model import HeadLossConfig, ModelConfig
+from kvsearch.options.other_commands import PolicyLike
 from kvsearch.options.workload import DatasetConfig, MeasuredConfig, TextConfig
 from kvsearch.policy import Policy
 from kvsearch.policy_space import Setting, needs_heads
-from kvsearch.session import channel_importance, head_losses, inputs, key_offsets
+from kvsearch.session import channel_importance, head_losses, key_offsets, load
 from kvsearch.session.learned import learns, with_learned
 from kvsearch.session.policies import (
     check_names,
@@ -64,7 +64,7 @@ class Session(Generic[C]):
             budget = isinstance(config, BudgetConfig) and config.sized
             check_names(self.asked, sized=budget if sized is None else sized)
         if isinstance(config, TextConfig):
-            inputs.require_files(*config.texts)
+            load.require_files(*config.texts)
 
     # -- model and text ------------------------------------------------------------------------
 
@@ -75,7 +75,7 @@ class Session(Generic[C]):
             TextError: its positions end before that.
             ModelError: it is none, cannot be loaded, or has another dtype or device already.
         """
-        self._loaded = inputs.model(self.config, context=context, say=self.shown.say)
+        self._loaded = load.model(self.config, context=context, say=self.shown.say)
         return self._loaded
 
     @property
@@ -87,7 +87,7 @@ class Session(Generic[C]):
     @cached_property
     def evaluator(self) -> Evaluator:
         """Evaluates on the model; its kernels are compiled side by side first."""
-        inputs.kernels(self.loaded, self.shown.say)
+        load.kernels(self.loaded, self.shown.say)
         return Evaluator(self.loaded, batch=getattr(self.config, "batch", None))
 
     @cached_property
@@ -102,8 +102,8 @@ class Session(Generic[C]):
         dataset = self.config.dataset if isinstance(self.config, DatasetConfig) else None
         config = self.config
         tasks = isinstance(config, MeasuredConfig) and not config.windowed
-        found = inputs.source(config.text, dataset, self.shown.say, tasks=tasks)
-        return inputs.tokenized(self.loaded, found)
+        found = load.source(config.text, dataset, self.shown.say, tasks=tasks)
+        return load.tokenized(self.loaded, found)
 
     # -- policies ------------------------------------------------------------------------------
 

@@ -22,7 +22,7 @@ from kvsearch.models import load_model
 from kvsearch.options.run_config import RunConfig
 from kvsearch.policy import Policy
 from kvsearch.results.folder import RunFolder
-from kvsearch.session.inputs import text
+from kvsearch.session.make_windows import text
 
 HERE = Path(__file__).parent
 FIRST = HERE.parent / "2026-11-first-command"

@@ -34,7 +34,7 @@ from kvsearch.policy import HeadLosses, Policy
 from kvsearch.policy_space import Setting, build
 from kvsearch.policy_space.methods import METHODS
 from kvsearch.policy_space.portfolio import load
-from kvsearch.session.inputs import text
+from kvsearch.session.make_windows import text
 from kvsearch.workloads.text import read_file, tokenize
 
 HERE = Path(__file__).parent

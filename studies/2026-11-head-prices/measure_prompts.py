@@ -23,7 +23,8 @@ from kvsearch.models import load_model
 from kvsearch.policy import Policy
 from kvsearch.policy_space import Setting, build
 from kvsearch.policy_space.methods import METHODS
-from kvsearch.session.make_workloads import bare, from_tasks
+from kvsearch.session.context_worth import bare
+from kvsearch.session.make_workloads import from_tasks
 from kvsearch.workloads import parse
 from kvsearch.workloads.text import tokenize
 from kvsearch.workloads.text.read import builtin

@@ -16,7 +16,7 @@ import numpy as np
 from kvsearch.evaluation import sensitivity
 from kvsearch.evaluation.evaluator import Evaluator
 from kvsearch.models.load import load_model
-from kvsearch.session.inputs import TextOptions, text
+from kvsearch.session.make_windows import TextOptions, text
 from kvsearch.session.progress import Shown
 
 LENGTHS, WINDOWS, GROUPS = (512, 768), 6, 10

@@ -20,7 +20,7 @@ from kvsearch.models.load import load_model
 from kvsearch.policy import Policy
 from kvsearch.policy_space import Setting, Value, build
 from kvsearch.results.intervals import paired
-from kvsearch.session.inputs import TextOptions, text
+from kvsearch.session.make_windows import TextOptions, text
 from kvsearch.session.progress import Shown
 
 BUDGET, CONTEXT, WINDOWS = 256, 4096, 2

@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from kvsearch.models.load import load_model
-from kvsearch.session import inputs
+from kvsearch.session import load
 from kvsearch.workloads.text import tokenize, windows
 
 CONTEXT, BLOCK = 1024, 32
@@ -53,7 +53,7 @@ def main() -> None:
     ask.add_argument("--text", required=True)
     o = ask.parse_args()
     loaded = load_model("smollm2-135m")
-    text = inputs.source(inputs.texts(o.text), None, print)
+    text = load.source(load.texts(o.text), None, print)
     ids = torch.from_numpy(windows(tokenize(loaded.tokenizer, text), count=1, length=CONTEXT))
     for formats in FORMATS:
         with torch.inference_mode():

@@ -36,7 +36,8 @@ from kvsearch.models import load_model
 from kvsearch.models.load import LoadedModel
 from kvsearch.policy import Budgets, Policy, layout
 from kvsearch.rules import Attention, Reread
-from kvsearch.session.make_workloads import bare, from_tasks
+from kvsearch.session.context_worth import bare
+from kvsearch.session.make_workloads import from_tasks
 from kvsearch.workloads import Prompts, parse
 from kvsearch.workloads.items import Ask, Item
 from kvsearch.workloads.text import tokenize

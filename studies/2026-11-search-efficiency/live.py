@@ -27,7 +27,7 @@ from kvsearch.results.folder import RunFolder
 from kvsearch.results.measurement import Measurement
 from kvsearch.results.pareto import log_hypervolume as volume
 from kvsearch.results.records import Trial
-from kvsearch.session.inputs import MeasuredOn, TextOptions, text
+from kvsearch.session.make_windows import MeasuredOn, TextOptions, text
 from kvsearch.session.progress import Shown
 
 BUDGET, CONTEXT, WINDOWS = 128, 1024, 2

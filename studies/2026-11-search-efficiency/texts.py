@@ -24,7 +24,7 @@ from kvsearch.policy_search.samplers import make_sampler
 from kvsearch.policy_search.worker import Job
 from kvsearch.policy_space import Setting
 from kvsearch.policy_space import load as load_space
-from kvsearch.session.inputs import MeasuredOn
+from kvsearch.session.make_windows import MeasuredOn
 from kvsearch.session.progress import Shown
 
 HERE = Path(__file__).parent

@@ -31,7 +31,8 @@ from kvsearch.policy_space import Setting, Value
 from kvsearch.policy_space.methods import METHODS
 from kvsearch.policy_space.sizing import DEFAULTS
 from kvsearch.policy_space.to_policy import policy_of
-from kvsearch.session.make_workloads import bare, from_tasks
+from kvsearch.session.context_worth import bare
+from kvsearch.session.make_workloads import from_tasks
 from kvsearch.workloads import parse
 from kvsearch.workloads.text import read_file, tokenize, windows
 from kvsearch.workloads.text.read import builtin

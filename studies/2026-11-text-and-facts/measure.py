@@ -23,7 +23,7 @@ from kvsearch.evaluation.part import losses
 from kvsearch.options.budget import sized_for
 from kvsearch.options.run_config import RunConfig
 from kvsearch.policy_space import build
-from kvsearch.session import inputs, key_offsets, make_workloads
+from kvsearch.session import key_offsets, load, make_windows, make_workloads
 from kvsearch.session.progress import Shown
 
 HERE = Path(__file__).parent
@@ -46,10 +46,10 @@ def on_text(o: argparse.Namespace, name: str, files: tuple[str, ...]) -> None:
     config, shown = RunConfig(
         model=o.model, text=files, context=o.context, budget_slots=o.budget, bench=False
     ), Shown(quiet=True)  # fmt: skip
-    loaded = inputs.model(config, context=config.longest, say=print)
-    texts = inputs.parts(loaded, config, print)
+    loaded = load.model(config, context=config.longest, say=print)
+    texts = make_windows.parts(loaded, config, print)
     prompts = make_workloads.asked(loaded, config, {}, texts, shown)
-    windows = inputs.text(loaded, config, print, 1, texts)
+    windows = make_windows.text(loaded, config, print, 1, texts)
     found = make_workloads.joined(loaded, config, prompts, windows, int(o.budget), shown)
     part = found.parts[o.part].cut(0, 2 * o.items)
     means, _ = key_offsets.known(loaded, shown)
@@ -89,7 +89,7 @@ def on_text(o: argparse.Namespace, name: str, files: tuple[str, ...]) -> None:
         print(*key, row["text"], row["facts"], row["exact"], flush=True)
 
 
-def worths(found: inputs.MeasuredOn, part: str) -> list[float]:
+def worths(found: make_windows.MeasuredOn, part: str) -> list[float]:
     """Nats that the context is worth: of the text, of the facts."""
     worth = found.described[part]["worth"]
     assert isinstance(worth, dict)

@@ -21,7 +21,7 @@ from measure import KVZIP, PUBLISHED
 
 from kvsearch.results.intervals import clustered, wilson
 from kvsearch.results.records import Interval
-from kvsearch.session.make_workloads import GATE
+from kvsearch.session.context_worth import GATE
 
 HERE = Path(__file__).parent
 Cell = dict[str, dict[str, list[float]]]

@@ -30,8 +30,9 @@ from kvsearch.policy import Policy, layout
 from kvsearch.policy_space import Setting, build
 from kvsearch.policy_space.methods import METHODS
 from kvsearch.policy_space.portfolio import load
-from kvsearch.session.inputs import text
-from kvsearch.session.make_workloads import bare, from_tasks, groups
+from kvsearch.session.context_worth import bare, groups
+from kvsearch.session.make_windows import text
+from kvsearch.session.make_workloads import from_tasks
 from kvsearch.workloads import SEES, parse
 from kvsearch.workloads.text import tokenize
 from kvsearch.workloads.text.read import builtin

@@ -139,7 +139,7 @@ def test_what_needs_no_model_is_said_before_one_is_loaded(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "p.json").write_text('{"slots": 64}')
     (tmp_path / "run.yaml").write_text("out: ''\n")
-    monkeypatch.setattr("kvsearch.session.inputs.load_model", None)  # nothing may get that far
+    monkeypatch.setattr("kvsearch.session.load.load_model", None)  # nothing may get that far
     code, out, err = call(argv, capsys)
     assert code == 2 and said in err and out == "" and err.count("\n") == 1
     assert sorted(f.name for f in tmp_path.iterdir()) == ["p.json", "run.yaml"]
@@ -205,7 +205,7 @@ def test_ctrl_c_prints_the_front_so_far_and_how_to_go_on(
     begun: bool, tiny_folder: Path, prose: Path, tmp_path: Path, capsys: Any,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    where = "run.run.FinalEvaluation" if begun else "session.inputs.model"
+    where = "run.run.FinalEvaluation" if begun else "session.load.model"
     out = tmp_path / "run"
 
     def stops(*_: Any, **__: Any) -> None:
@@ -287,7 +287,7 @@ def test_minutes_end_a_run_with_a_report_and_the_same_command_goes_on(
 def test_what_does_not_go_on_says_so_by_silence(
     tiny_folder: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kvsearch.session.inputs.model", stopped)
+    monkeypatch.setattr("kvsearch.session.load.model", stopped)
     code, out, err = call(["eval", "full", "--model", str(tiny_folder)], capsys)
     assert (code, out, err.strip()) == (130, "", "interrupted")
 
@@ -321,7 +321,7 @@ def test_lora_without_peft_is_refused_before_anything_is_read(
     tiny_folder: Path, prose: Path, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("kvsearch.train.recipe.find_spec", lambda _: None)
-    monkeypatch.setattr("kvsearch.session.inputs.load_model", None)
+    monkeypatch.setattr("kvsearch.session.load.load_model", None)
     pruned = tmp_path / "pruned.json"
     pruned.write_text(Policy(channels=Channels(qk=("none", "all"), vo=("none", "all"))).to_json())
     for policy in ("kvpruner-01-20", str(pruned)):
@@ -382,7 +382,7 @@ def test_losses_that_cannot_be_written(
     argv = ["eval", "full", "--model", str(tiny_folder), "--text", str(prose), "--context", "96",
             "--quiet", "--nll-out"]  # fmt: skip
     with monkeypatch.context() as unread:
-        unread.setattr("kvsearch.session.inputs.load_model", None)
+        unread.setattr("kvsearch.session.load.load_model", None)
         for place in (file / "nll.parquet", tmp_path):
             code, out, err = call([*argv, str(place)], capsys)
             assert code == 2 and out == "" and f"cannot write {place}" in err

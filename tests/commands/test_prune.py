@@ -191,7 +191,7 @@ def test_what_cannot_be_pruned_is_said_in_one_sentence(
         code, _, err = call(["prune", *args, "--model", str(tiny_folder), "--quiet"], capsys)
         assert code == 2 and said in err and err.count("\n") == 1, err
     assert not (tmp_path / "small").exists()
-    monkeypatch.setattr("kvsearch.session.inputs.model", lambda *_, **__: pytest.fail("loads"))
+    monkeypatch.setattr("kvsearch.session.load.model", lambda *_, **__: pytest.fail("loads"))
     for policy, out, said in (
         ("kvpruner-l2-50", plain / "small", "is a file, not a folder"),
         ("kvpruner-l2-50", tmp_path / "half\udcff" / "small", "is no name in UTF-8"),

@@ -145,7 +145,7 @@ def test_mistakes_write_nothing(
         code, text, err = call(["export", *argv, "-o", str(out)], capsys)
         assert (code, text) == (2, "") and part in err, err
         assert len(err.splitlines()) == 1 and not out.exists()
-    monkeypatch.setattr("kvsearch.session.inputs.model", lambda *_, **__: pytest.fail("loads"))
+    monkeypatch.setattr("kvsearch.session.load.model", lambda *_, **__: pytest.fail("loads"))
     for place in (file, file / "deeper"):
         argv = ["export", str(file), "--verify", *model, "-o", str(place)]
         code, text, err = call(argv, capsys)

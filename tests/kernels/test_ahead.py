@@ -174,10 +174,10 @@ def test_the_mark_is_of_these_kernels(gpu, monkeypatch):
 
 
 def test_the_commands_have_them_compiled_on_a_gpu_alone(monkeypatch):
-    from kvsearch.session import inputs
+    from kvsearch.session import load
 
     asked = []
     monkeypatch.setattr(ahead, "compile_ahead", lambda *given: asked.append(given))
     for device in ("cpu", "cuda:1"):
-        inputs.kernels(SimpleNamespace(device=device, dtype="bfloat16"), print)
+        load.kernels(SimpleNamespace(device=device, dtype="bfloat16"), print)
     assert asked == [(torch.device("cuda", 1), torch.bfloat16, print)]

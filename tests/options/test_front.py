@@ -19,7 +19,7 @@ from kvsearch import LoadedModel, Policy, Text
 from kvsearch.commands.evaluated import Evaluated
 from kvsearch.errors import KvsearchError
 from kvsearch.options.checks import names
-from kvsearch.options.commands import EvaluateConfig
+from kvsearch.options.other_commands import EvaluateConfig
 from kvsearch.policy_space import load as load_space
 from kvsearch.results.records import Trial
 from kvsearch.workloads import parse

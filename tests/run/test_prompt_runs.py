@@ -24,8 +24,8 @@ from kvsearch.options.run_config import RunConfig
 from kvsearch.report.needles import draw_needles, needle_map
 from kvsearch.results.folder import RunFolder
 from kvsearch.results.intervals import common, mcnemar
-from kvsearch.session.inputs import text
-from kvsearch.session.make_workloads import Worth
+from kvsearch.session.context_worth import Worth
+from kvsearch.session.make_windows import text
 from kvsearch.workloads import Ask, Item, Prompts
 from kvsearch.workloads.items import ids
 from kvsearch.workloads.measured_parts import divided, in_turn
@@ -112,7 +112,7 @@ def test_a_budget_that_holds_every_prompt_is_refused_before_anything_is_measured
 ) -> None:
     """After minutes of the full cache's answers it was told about windows and --context."""
     monkeypatch.setattr(
-        "kvsearch.session.make_workloads.context_worth", lambda *_: pytest.fail("measured")
+        "kvsearch.session.context_worth.context_worth", lambda *_: pytest.fail("measured")
     )
     how = {"prompts": prompts(tmp_path / "mine.jsonl"), "model": str(sharp), "out": tmp_path / "r"}
     told = said(**FAST | how | {"budget_slots": 4096.0, "progress": False})
@@ -264,7 +264,7 @@ def test_several_processes_measure_what_one_does(sharp: Path, tmp_path: Path) ->
 def test_a_text_and_prompts_are_one_search(
     sharp: Path, prose: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kvsearch.session.make_workloads._rise", lambda *_: Worth(3.0, 5.0, True))
+    monkeypatch.setattr("kvsearch.session.make_workloads.rise_of", lambda *_: Worth(3.0, 5.0, True))
     file = prompts(tmp_path / "mine.jsonl", 24)
     how = TEXT | {"trials": 1, "prompts": file, "text": str(prose), "context": 256, "windows": 2}
     how["batch"] = 1  # so that rows are judged after the first window and prompts
@@ -308,7 +308,7 @@ def test_a_text_and_prompts_are_one_search(
 def test_weights_that_cannot_be_are_one_sentence(
     prose: Path, weight: tuple[str, ...], part: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kvsearch.session.inputs.load_model", None)  # nothing gets that far
+    monkeypatch.setattr("kvsearch.session.load.load_model", None)  # nothing gets that far
     tasks = ("needle",) if "needle=0" in weight or "facts=2" in weight else ()
     how = {"text": str(prose), "context": 256, "weight": weight, "tasks": tasks}
     assert part in said(**TEXT | how)

@@ -216,7 +216,7 @@ def test_kernels_are_compiled_before_anything_is_measured(
     def compiles(loaded: Any, say: Any) -> None:
         raise KvsearchError(f"the kernels of {loaded.device} come first")
 
-    monkeypatch.setattr("kvsearch.session.inputs.kernels", compiles)
+    monkeypatch.setattr("kvsearch.session.load.kernels", compiles)
     argv = run_argv(tiny_folder, prose, tmp_path / "run")
     if command != "run":
         argv = [command, "full", "--model", str(tiny_folder), "--text", str(prose),

@@ -18,7 +18,8 @@ from kvsearch.evaluation.answers import answers
 from kvsearch.evaluation.evaluator import Evaluator
 from kvsearch.models.load import load_model
 from kvsearch.policy import Policy
-from kvsearch.session.make_workloads import Worth, from_tasks
+from kvsearch.session.context_worth import Worth
+from kvsearch.session.make_workloads import from_tasks
 from kvsearch.workloads import TASKS, Item, Material, expanded, make, parse
 from kvsearch.workloads.prompts.encode import encoded
 from kvsearch.workloads.text import read_files, tokenize

@@ -19,7 +19,7 @@ from kvsearch.files import write_parquet
 from kvsearch.options.run_config import RunConfig
 from kvsearch.results.folder import RunFolder
 from kvsearch.results.measurement import Measurement
-from kvsearch.session.inputs import report_windows, search_windows, text
+from kvsearch.session.make_windows import report_windows, search_windows, text
 from kvsearch.workloads.prompts.files import read_all
 from kvsearch.workloads.text import (
     DATASETS,

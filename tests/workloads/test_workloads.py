@@ -392,7 +392,7 @@ def test_references_that_the_full_cache_gives_are_counted(
 def test_two_workloads_of_one_name_are_refused_before_a_model_is_loaded(
     tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kvsearch.session.inputs.load_model", None)
+    monkeypatch.setattr("kvsearch.session.load.load_model", None)
     for folder in "ab":
         (tmp_path / folder).mkdir()
         written(tmp_path / folder, "test.jsonl", '{"prompt": "x", "answer": "y"}')
