@@ -54,10 +54,12 @@ def _derived(study: Path) -> dict[str, bytes]:
         return {FRONT: _from_run(study)}
     if (study / "derive.py").is_file():
         found = _from_script(study)
-    elif (study / "results.csv").is_file():
-        found = {}
+    elif any((study / name).is_file() for name in ("results.csv", "measure.py")):
+        found = {}  # what it measures is a table already, or stands on a page
     else:
-        raise RunError(f"{study} is no study: it has no derive.py, measured.json or results.csv")
+        raise RunError(
+            f"{study} is no study: it has no derive.py, measured.json, results.csv or measure.py"
+        )
     for run in sorted(f.parent for f in study.rglob(FRONT)):
         if (run / "measured.json").is_file():
             found[(run.relative_to(study) / FRONT).as_posix()] = _from_run(run)
