@@ -77,8 +77,9 @@ def test_a_changed_table_is_noticed_and_rebuilt(tmp_path: Path) -> None:
     assert rebuild(copy) == ["front.csv"] and table.read_bytes() == kept
     with pytest.raises(RunError, match="is no study"):
         check(tmp_path)
-    (tmp_path / "measure.py").touch()
-    assert check(tmp_path) == {}  # a study without a table
+    (bare := tmp_path / "bare").mkdir()
+    (bare / "measure.py").touch()
+    assert check(bare) == {}  # a study without a table
 
 
 def script(folder: Path, text: str) -> Path:
