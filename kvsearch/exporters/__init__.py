@@ -40,6 +40,9 @@ TARGETS: dict[str, str] = {
     "executorch": "kvsearch.exporters.config_only:EXECUTORCH",
     "mlx": "kvsearch.exporters.config_only:MLX",
     "ollama": "kvsearch.exporters.config_only:OLLAMA",
+    "ik_llama": "kvsearch.exporters.by_layer:IK_LLAMA",
+    "modelopt": "kvsearch.exporters.by_layer:MODELOPT",
+    "turbo_attn": "kvsearch.exporters.by_layer:TURBO_ATTN",
     "kvpress": "kvsearch.exporters.kvpress:TARGET",
 }
 

@@ -182,16 +182,23 @@ class Capability:
     Attributes:
         formats: below 16 bits, the usual ones first.
         layers: which formats layers may have beside one another: `alike`; `exceptions`, some of
-            them in 16 bits; or `free`.
+            them in 16 bits; `ends`, the first and the last ones another than the middle, keys and
+            values apart; `below`, any but 16 bits; or `free`.
         eviction: None keeps every token.
     """
 
     formats: tuple[Format, ...] = ()
-    layers: Literal["alike", "exceptions", "free"] = "alike"
+    layers: Literal["alike", "exceptions", "ends", "below", "free"] = "alike"
     eviction: Eviction | None = None
 
     def nearest(
-        self, tier: Tier, policy: Policy, shape: ModelShape | None, like: Format | None = None
+        self,
+        tier: Tier,
+        policy: Policy,
+        shape: ModelShape | None,
+        like: Format | None = None,
+        *,
+        native: bool = True,
     ) -> Format | None:
         """The format nearest to a tier, or None for 16 bits.
 
@@ -203,10 +210,11 @@ class Capability:
             policy: whose quantiser is asked.
             shape: of the model; None if it is not known.
             like: a format whose quantiser it must have.
+            native: whether it may be 16 bits.
         """
         asked = (tier.key_bits, tier.value_bits)
         found: Format | None = None
-        best = _distance(asked, (16, 16))
+        best = _distance(asked, (16, 16)) if native else (32,)
         for f in self.formats:
             if not f.fits(shape) or (like is not None and f.kind != like.kind):
                 continue

@@ -20,6 +20,16 @@ def format_per_layer(job: Job, can: Capability) -> list[Format | None]:
     return [can.used(p, p.every_tiers[i][0], job.shape) for i in which]
 
 
+def bits_per_layer(job: Job, can: Capability) -> list[tuple[int, int]]:
+    """Bits of keys and of values of every layer; a single pair where all are alike.
+
+    Raises:
+        KvsearchError: as `format_per_layer`.
+    """
+    found = format_per_layer(job, can)
+    return [(16, 16) if f is None else (f.key_bits, f.value_bits) for f in found]
+
+
 def slots_per_layer(job: Job) -> list[int]:
     """Slots of every layer of an evicting policy; a single number where all are alike.
 

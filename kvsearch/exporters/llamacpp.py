@@ -24,21 +24,25 @@ NAMES = {
 }
 BLOCK = 64  # channels of a value that rotate together
 
-FORMATS = tuple(
-    Format(
-        word=f"{names[k]},{names[v]}",
-        key_bits=k,
-        value_bits=v,
-        levels=levels,
-        group=32,
-        rotate=rotate,
-        value_block=BLOCK if rotate else None,
-        divides=BLOCK if rotate else 32,
+
+def formats(value_block: int | None) -> tuple[Format, ...]:
+    """Every pair of types of one kind, rotated first; `value_block` as in `Format`."""
+    return tuple(
+        Format(
+            word=f"{names[k]},{names[v]}",
+            key_bits=k,
+            value_bits=v,
+            levels=levels,
+            group=32,
+            rotate=rotate,
+            value_block=value_block if rotate else None,
+            divides=64 if rotate else 32,
+        )
+        for rotate, (levels, names) in product((True, False), NAMES.items())
+        for k, v in product(names, repeat=2)
+        if (k, v) != (16, 16)
     )
-    for rotate, (levels, names) in product((True, False), NAMES.items())
-    for k, v in product(names, repeat=2)
-    if (k, v) != (16, 16)
-)
+
 
 _SCRIPT = '''"""Generate with llama-cpp-python and this KV-cache policy, or score token ids with it.
 
@@ -247,7 +251,7 @@ TARGET = Target(
     knobs="q8_0, q5_0, q5_1, q4_0, q4_1 or f16 for keys and for values, with or without rotation; "
     "sinks and a window, positions kept or shifted",
     executes=Capability(
-        formats=FORMATS,
+        formats=formats(BLOCK),
         eviction=Eviction(
             positions=("original", "cache"),
             sinks=Sizes(),

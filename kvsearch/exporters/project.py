@@ -8,6 +8,7 @@ something else than was asked says nothing of what was measured of that.
 
 from collections import Counter
 from dataclasses import replace
+from itertools import combinations
 from typing import Any
 
 from kvsearch.errors import PolicyError
@@ -111,6 +112,8 @@ def _stored(
     given = [_given(can, t, policy, shape, like) for t in asked]
     if can.layers == "alike":
         given = [like.tier() if like is not None else Tier()] * len(given)
+    if can.layers == "ends":
+        given = _with_ends(given, quantizer.rotate)
     if like is not None and like.ends:
         assert shape is not None, "`fits` asks for it"
         asked, given = (x * (shape.layers // len(x)) for x in (asked, given))
@@ -118,12 +121,17 @@ def _stored(
         given = [*kept, *given[len(kept) : shape.layers - len(kept)], *kept]
     quantises = any(not t.native for t in given)
     out: dict[str, Any] = dict(quantizer=quantizer)
+
+    def known(tier: Tier) -> bool:
+        """Also one that no layer has, like the mean from which bits of layers were shared out."""
+        return tier.native or tier == _given(can, tier, policy, shape, like)
+
+    executed = all(known(tiers[0]) for tiers in policy.every_tiers) and not policy.ranks_tiers
+    by_layer = policy.head_tiers is not None and not policy.head_tiers.per_head
+    if given == asked and executed and by_layer and can.layers != "alike" and quantises:
+        return out | dict(tiers=policy.tiers, head_tiers=policy.head_tiers), quantises
     if len({*given}) == 1:
         return out | dict(tiers=(given[0],), head_tiers=None), quantises
-    executed = all(tiers[0] in given for tiers in policy.every_tiers) and not policy.ranks_tiers
-    by_layer = policy.head_tiers is not None and not policy.head_tiers.per_head
-    if given == asked and executed and by_layer:
-        return out | dict(tiers=policy.tiers, head_tiers=policy.head_tiers), quantises
     kinds = [t for t, _ in Counter(given).most_common()]
     rest = tuple((t,) for t in kinds[1:])
     of = tuple(kinds.index(t) for t in given)
@@ -138,8 +146,27 @@ def _given(
         return Tier()
     if can.layers == "exceptions":
         return Tier() if can.nearest(asked, policy, shape) is None else like.tier()
-    found = can.nearest(asked, policy, shape, like=like)
+    found = can.nearest(asked, policy, shape, like=like, native=can.layers != "below")
     return Tier() if found is None else found.tier()
+
+
+def _with_ends(asked: list[Tier], rotate: bool) -> list[Tier]:
+    """The nearest tiers, of bits as many or more, of a first, a middle and a last run of layers."""
+    keys = _in_runs([t.key_bits for t in asked], rotate)
+    values = _in_runs([t.value_bits for t in asked], rotate)
+    pairs = zip(keys, values, strict=True)
+    return [Tier.model_validate(dict(key_bits=k, value_bits=v)) for k, v in pairs]
+
+
+def _in_runs(bits: list[int], rotate: bool) -> list[int]:
+    """Bits of keys, or of values; none are rotated beside a middle run in 16 bits."""
+    count, found = len(bits), [max(bits)] * len(bits)
+    for i, j in combinations(range(count + 1), 2):
+        runs = bits[:i], bits[i:j], bits[j:]
+        given = [max(run) for run in runs for _ in run]
+        if sum(given) < sum(found) and not (rotate and given[i] == 16):
+            found = given
+    return found
 
 
 def _by_layer(policy: Policy) -> list[Tier]:

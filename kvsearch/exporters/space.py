@@ -58,6 +58,8 @@ def space_of(
         more, forbid = _formats(formats, shape)
         axes |= more
         wide = {"tiers": "16"}
+        if can.layers == "below" and not shape.others:
+            axes["bits"] = {"choice": ["alike", "layer"], "when": {"tiers": "custom"}}
     if evicts is not None:
         more, rules = _schedule(evicts, wide, layers=not shape.others)
         axes, forbid = axes | more, [*forbid, *rules]

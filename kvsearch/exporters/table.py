@@ -33,7 +33,8 @@ def _row(t: Target) -> str:
 def _layers(t: Target) -> str:
     if t.executes is None:
         return "everything"
-    words = {"alike": [], "exceptions": ["16 bits"], "free": ["bits"]}[t.executes.layers]
+    kinds = {"alike": [], "exceptions": ["16 bits"], "ends": ["bits of both ends"]}
+    words = kinds.get(t.executes.layers, ["bits"])
     if t.executes.eviction is not None and t.executes.eviction.budgets:
         words = [*words, "slots"]
     return ", ".join(words) or "no"

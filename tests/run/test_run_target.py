@@ -45,7 +45,7 @@ def test_a_run_finds_only_what_its_target_executes(
         code, _, err = call(argv, capsys)
         assert code == 2 and part in err and not (tmp_path / target).exists()
         assert target in NEVER or not any(f"'{n}'" in err or f" {n}," in err for n in NEVER), err
-    monkeypatch.setattr("kvsearch.run.run.inputs.model", lambda *_, **__: pytest.fail("loads"))
+    monkeypatch.setattr("kvsearch.run.run.load.model", lambda *_, **__: pytest.fail("loads"))
     for target in sorted({*TARGETS} & NEVER):
         code, _, err = call([*argv[:-1], target], capsys)
         assert code == 2 and f"--target {target}: it" in err, err
