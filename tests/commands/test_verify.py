@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from kvsearch import LoadedModel, verify
-from kvsearch.commands.verify import changes
+from kvsearch.commands.verify import changes, compared
 from kvsearch.evaluation.evaluator import Evaluator
 from kvsearch.models import load_model
 from kvsearch.policy import Budgets, Policy, Quantizer, Tier
@@ -248,3 +248,17 @@ def test_the_model_is_the_one_that_is_named(
     assert found.active and (found.model, found.tokens) == ("m", 159 - FIRST)
     assert found.nll_server == pytest.approx(found.nll_policy, abs=1e-6)
     assert server.keys == ["Bearer sesame"]
+
+
+def test_the_slope_is_that_of_least_squares_and_its_interval_holds() -> None:
+    rng = np.random.default_rng(0)
+    held = 0
+    for _ in range(60):
+        full, d = rng.exponential(3, 1023), rng.standard_t(3, 1023)
+        there = full + 0.7 * d + rng.normal(0, 0.5, 1023)
+        slope = compared(("", "", "", ""), there, full + d, full, 0, False).slope
+        best, *_ = np.linalg.lstsq(d[:, None], there - full)
+        assert slope.mean == pytest.approx(float(best[0]))
+        assert slope.hi - slope.lo < 0.3
+        held += slope.lo < 0.7 < slope.hi
+    assert 50 <= held <= 60
