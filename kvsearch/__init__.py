@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from kvsearch.commands.push import push
     from kvsearch.commands.run import SearchResult, search
     from kvsearch.commands.tables import methods, targets, tasks
+    from kvsearch.commands.verify import verify
     from kvsearch.errors import KvsearchError
     from kvsearch.models.load import LoadedModel, load_model
     from kvsearch.options.run_config import RunConfig
@@ -37,6 +38,7 @@ __all__ = [
     "KvsearchError", "LoadedModel", "Policy", "PolicyCache", "Rule", "RunConfig", "SearchResult",
     "SearchSpace", "Text", "adapt", "bench", "evaluate", "export", "heads",
     "learn", "load_model", "methods", "need", "prune", "push", "search", "targets", "tasks",
+    "verify",
 ]  # fmt: skip
 _MODULES = {
     "KvsearchError": "kvsearch.errors",

@@ -24,6 +24,7 @@ COMMANDS = {
     "eval": "measure methods and policy files on a text or on prompts",
     "report": "rebuild the report of a run",
     "export": "write a policy for a runtime",
+    "verify": "whether a running server really has a policy, by its log-probabilities",
     "push": "share a policy with a card of its figures",
     "targets": "the runtimes, what they can execute, and the level of proof",
     "prune": "write a smaller model without the channels that a policy removes",

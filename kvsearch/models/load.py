@@ -19,7 +19,7 @@ from kvsearch.models.gguf_rope import unread
 from kvsearch.models.head import Head
 from kvsearch.models.locate import locate
 from kvsearch.models.memory import ELSEWHERE, require_memory
-from kvsearch.models.read import brief, configuration, parameters_of, read
+from kvsearch.models.read import brief, configuration, parameters_of, read, tokenizer_in
 from kvsearch.models.shape import entrance, shape_of, text_config
 from kvsearch.models.spread import spread
 from kvsearch.models.vocabulary import misfit
@@ -273,6 +273,15 @@ def folder_of(name: str, announce: Callable[[str], None] = to_stderr) -> Path:
     if copy is None:
         raise ModelError(f"{name} is a GGUF file, and this runtime reads folders; name a folder")
     return copy
+
+
+def tokenizer_named(name: str, announce: Callable[[str], None] = to_stderr) -> Any:
+    """The tokenizer of a model; the weights are found, and not read.
+
+    Raises:
+        ModelError: as `folder_of`, or it has none.
+    """
+    return tokenizer_in(folder_of(name, announce))
 
 
 def max_context(model_config: Any) -> int | None:

@@ -60,6 +60,20 @@ def read(folder: Path, dtype: torch.dtype, *, gguf: str | None = None) -> tuple[
     return model, tokenizer
 
 
+def tokenizer_in(folder: Path) -> Any:
+    """The tokenizer in a model folder, without the weights.
+
+    Raises:
+        ModelError: transformers cannot load it.
+    """
+    know_pruned()
+    try:
+        with quiet():
+            return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except Exception as error:  # as in `read`
+        raise ModelError(f"transformers cannot load {folder}: {brief(error)}") from error
+
+
 def know_pruned() -> None:
     """Let transformers load what `kvsearch prune` writes without running the code beside it."""
     for config, model in (

@@ -6,6 +6,7 @@ from math import inf
 from os import PathLike
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from kvsearch.errors import KvsearchError
 from kvsearch.options.budget import MOST, BudgetConfig, bytes_of
@@ -155,6 +156,32 @@ class BenchConfig(HeadLossConfig, BudgetConfig, DatasetConfig, ModelConfig, Poli
     pairs: int = option(5, "timed pairs", check=at_least(1))
     steps: int = option(16, "tokens decoded per half of a pair", check=at_least(1))
     cuda_graphs: bool = option(False, "on a GPU: decode with replays of CUDA graphs, both caches")
+
+
+def _http(given: Any) -> bool:
+    try:
+        return urlsplit(given).scheme in ("http", "https")
+    except ValueError:  # half a bracket
+        return False
+
+
+@ordered
+class VerifyConfig(DeviceConfig, TextConfig, AnyModelConfig, PolicyConfig):
+    """A policy that a server is to run."""
+
+    server: str = option(
+        "http://localhost:8000", "address of an OpenAI-compatible server",
+        check=within(_http, "an address such as http://localhost:8000"), metavar="URL",
+    )  # fmt: skip
+    _: KW_ONLY
+    model: AnyModel = again(
+        AnyModelConfig, "model", help="what it serves [default: what it says that it serves]"
+    )
+    text: Texts = again(TextConfig, "text")
+    context: int | None = option(
+        None, "tokens of the text that are compared [default: 1024, or what the server takes]",
+        check=at_least(2, " tokens"),
+    )  # fmt: skip
 
 
 @ordered

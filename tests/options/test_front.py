@@ -36,7 +36,7 @@ def mine(tiny_folder: Path, tiny_tokenizer: Any) -> LoadedModel:
 COMMANDS = {  # a command -> what it has to be given
     "run": [], "eval": ["h2o"], "export": ["h2o"], "bench": ["h2o"], "prune": ["h2o", "--out", "p"],
     "adapt": ["h2o", "--out", "p"], "push": ["p"], "heads": [], "tasks": [], "targets": [],
-    "methods": [], "need": [],
+    "methods": [], "need": [], "verify": ["p"],
 }  # fmt: skip
 NAMES = {"run": "search", "eval": "evaluate"}
 DIFFER = {"workers": 0}  # in Python, where a script may be without a guard; else None
