@@ -1,4 +1,4 @@
-"""What policies lose on four models, and what carries over from one to another.
+"""What policies lose on several models, and what carries over from one to another.
 
     python derive.py [--out FOLDER]
 
@@ -80,7 +80,7 @@ def report() -> Rows:
                 "exact": sum(sum(x["exact"]) for x in mine),
                 "full_exact": sum(sum(x["exact"]) for x in full),
                 "asks": sum(sum(x["asks"]) for x in mine),
-                "context_lost": f"{total:.4f}", "half": f"{half:.4f}",
+                "context_lost": f"{total:.4f}", "half": "" if math.isnan(half) else f"{half:.4f}",
             })  # fmt: skip
         rows += sorted(own, key=lambda r: (-int(str(r["texts"])), float(str(r["context_lost"]))))
     return rows
@@ -110,7 +110,8 @@ def transfer() -> Rows:
             regret, half = mean(np.array([there[t] - its[t] for t in both]))
             rows.append({
                 "chosen_on": source, "policy": policy, "run_on": target, "own_choice": own,
-                "regret": f"{regret:.4f}", "half": f"{half:.4f}", "documents": len(both),
+                "regret": f"{regret:.4f}", "half": "" if math.isnan(half) else f"{half:.4f}",
+                "documents": len(both),
                 "context_lost": f"{np.mean([*there.values()]):.4f}",
             })  # fmt: skip
     return rows
