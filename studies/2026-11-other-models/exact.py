@@ -21,7 +21,7 @@ from kvsearch.session import key_offsets
 from kvsearch.session.progress import Shown
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "2026-11-text-and-facts"))
-from candidates import policies  # noqa: E402
+from candidates import policies
 
 TOKENS, SLOTS = 288, 60
 
