@@ -8,6 +8,7 @@ from pathlib import Path
 
 from kvsearch.errors import RunError, quoted
 from kvsearch.exporters import TARGETS, find, project, proof_of, verdicts
+from kvsearch.exporters.transformers import custom_generate
 from kvsearch.files import write_all
 from kvsearch.models.learned import beside
 from kvsearch.models.read import brief
@@ -85,13 +86,16 @@ def push(
     if run is not None and found is not None and policy.budgets.weights:
         with suppress(FileNotFoundError):
             losses = (run / HEADS).read_text(encoding="utf-8")
-    name = repository or Path(str(out)).name
+    name, needed = repository or Path(str(out)).name, beside(policy)
     files: dict[str, str | bytes] = {
         FILE: policy.to_json(),
-        "README.md": card(name, policy, model, found, exact, heads=losses is not None),
+        "README.md": card(
+            name, policy, model, found, exact, heads=losses is not None, code=not needed
+        ),
         "card.json": document(policy, model, found, exact),
         **({} if losses is None else {HEADS: losses}),
-        **beside(policy),
+        **({} if needed else custom_generate(policy)),
+        **needed,
     }
     if out is not None:
         folder = Path(out)
@@ -140,7 +144,8 @@ def _upload(repository: str, files: dict[str, str | bytes], private: bool) -> st
     with tempfile.TemporaryDirectory() as place:
         for name, data in files.items():
             raw = data.encode() if isinstance(data, str) else data
-            (Path(place) / name).write_bytes(raw)
+            (file := Path(place) / name).parent.mkdir(exist_ok=True)
+            file.write_bytes(raw)
         try:
             address = api.create_repo(repository, private=private, exist_ok=True)
             api.upload_folder(

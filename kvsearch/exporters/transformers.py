@@ -57,6 +57,41 @@ out = model.generate(
 print(tokenizer.decode(out[0], skip_special_tokens=True))
 '''
 
+_CUSTOM = '''"""A policy for `model.generate(custom_generate=...)`, written by kvsearch."""
+
+import json
+from typing import Any
+
+from kvsearch import Policy, PolicyCache
+
+POLICY = Policy.build(json.loads(r"""
+{policy}
+"""))
+
+
+def generate(model: Any, tokenizer: Any = None, **given: Any) -> Any:
+    """Generate through the policy's cache, or a cache that is given.
+
+    Args:
+        model: the model.
+        tokenizer: its own, where the policy has to read the text.
+        given: what `model.generate` takes.
+    """
+    if given.get("past_key_values") is None:
+        given["past_key_values"] = PolicyCache(POLICY, model, tokenizer=tokenizer)
+    if tokenizer is not None:
+        given["tokenizer"] = tokenizer
+    return model.generate(**given)
+'''
+
+
+def custom_generate(policy: Policy) -> dict[str, str]:
+    """Files, by name in a repository, from which `model.generate(custom_generate=...)` takes it."""
+    return {
+        "custom_generate/generate.py": _CUSTOM.format(policy=policy.to_json().strip()),
+        "custom_generate/requirements.txt": "kvsearch\n",
+    }
+
 
 def stock(policy: Policy) -> bool:
     """Whether a cache of transformers itself does what the policy says."""

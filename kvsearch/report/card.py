@@ -24,6 +24,16 @@ out = loaded.model.generate(**ids, past_key_values=cache, max_new_tokens=64)
 ```
 """
 
+_CODE = """\
+Without a line of kvsearch, which has to be installed (transformers runs code from here):
+
+```python
+out = model.generate(
+    **ids, custom_generate="{name}", trust_remote_code=True, tokenizer=tokenizer
+)
+```
+"""
+
 _HEADS = (
     "`heads.json` is what each KV head of this model loses, measured once: `kvsearch run`, `eval` "
     "and `bench` take it with `--heads heads.json`, for any budget and text."
@@ -53,6 +63,7 @@ def card(
     exact: list[Proven],
     *,
     heads: bool = False,
+    code: bool = False,
 ) -> str:
     """Markdown with the front matter that the hub reads.
 
@@ -63,6 +74,7 @@ def card(
         found: the run that measured it, and its row; None: it was not measured.
         exact: runtimes that run it exactly.
         heads: whether what the model's KV heads lose lies beside it.
+        code: whether code that `generate` takes from a repository does.
     """
     front = ["---", "library_name: kvsearch", "tags: [kvsearch, kv-cache]"]
     base = hub_id(model or "")
@@ -82,6 +94,8 @@ def card(
     else:
         lines += _figures(*found)
     lines += ["## Use", "", _USE.format(model=model or "MODEL", name=name)]
+    if code:
+        lines += [_CODE.format(name=name)]
     if heads:
         lines += [_HEADS, ""]
     lines += _runs(exact)

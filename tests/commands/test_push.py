@@ -103,8 +103,16 @@ def test_a_shared_folder_serves_a_model(mine: Path, tiny_folder: Path, capsys: A
         assert PolicyCache.from_pretrained(name, loaded.model).policy == WINDOW
     ids = loaded.tokenizer("the lighthouse keeper", return_tensors="pt")
     cache = PolicyCache.from_pretrained(out, loaded.model)
-    loaded.model.generate(**ids, past_key_values=cache, max_new_tokens=30, do_sample=False)
+    once = {**ids, "max_new_tokens": 30, "do_sample": False}
+    own = loaded.model.generate(**once, past_key_values=cache)
     assert cache.groups[0].store.n <= 32
+    # as transformers loads code from a repository, which it asks trust for in a folder, too
+    custom = {"custom_generate": str(out), "trust_remote_code": True}
+    cache = PolicyCache.from_pretrained(out, loaded.model)
+    found = loaded.model.generate(**once, **custom, return_dict_in_generate=True)
+    assert (found.sequences == own).all() and found.past_key_values.policy == WINDOW
+    loaded.model.generate(**once, **custom, tokenizer=loaded.tokenizer, past_key_values=cache)
+    assert cache.get_seq_length() == own.shape[1] - 1
 
 
 def test_figures_that_no_run_vouches_for_are_not_passed_on(tmp_path: Path, capsys: Any) -> None:
@@ -112,7 +120,7 @@ def test_figures_that_no_run_vouches_for_are_not_passed_on(tmp_path: Path, capsy
     about = {"model": "smollm2-135m", "nll": 2.125, "tokens": 7680}
     (tmp_path / "mine.json").write_text(WINDOW.model_copy(update={"about": about}).to_json())
     code, _, _ = call(["push", str(tmp_path / "mine.json"), "-o", str(tmp_path / "out")], capsys)
-    files = {f.name: f.read_text(encoding="utf-8") for f in (tmp_path / "out").iterdir()}
+    files = {f.name: f.read_text("utf-8") for f in (tmp_path / "out").rglob("*") if f.is_file()}
     assert code == 0 and "It was not measured" in files["README.md"]
     assert not [name for name, text in files.items() if "2.125" in text or "7680" in text]
     assert json.loads(files["card.json"])["policy"]["about"] == {"model": "smollm2-135m"}
