@@ -14,7 +14,7 @@ from kvsearch.exporters.space import searched
 from kvsearch.exporters.target_space import aim, starts, stepped
 from kvsearch.files import write_atomic
 from kvsearch.model_analysis import head_losses
-from kvsearch.options.budget import sized_for
+from kvsearch.options.budget import Budget, sized_for
 from kvsearch.options.run_config import RunConfig
 from kvsearch.policy import Policy
 from kvsearch.policy_search.admission import Task, baselines
@@ -22,10 +22,10 @@ from kvsearch.policy_search.driver import Search
 from kvsearch.policy_search.executors import Executor
 from kvsearch.policy_search.samplers import Context, check_name, check_space, make
 from kvsearch.policy_search.samplers.kvei import Kvei
-from kvsearch.policy_space import Setting, needs_heads
+from kvsearch.policy_space import SearchSpace, Setting, needs_heads
 from kvsearch.policy_space import load as load_space
 from kvsearch.policy_space.channels import needs
-from kvsearch.policy_space.methods import SELDOM, at, find
+from kvsearch.policy_space.methods import SELDOM, Method, at, find
 from kvsearch.policy_space.portfolio import inside
 from kvsearch.policy_space.portfolio import load as load_portfolio
 from kvsearch.report.terminal import standing
@@ -44,9 +44,14 @@ from kvsearch.run.unfinished import so_far
 from kvsearch.session import channel_importance, key_offsets, load, make_windows, make_workloads
 from kvsearch.session import head_losses as heads
 from kvsearch.session.learned import with_learned
+from kvsearch.session.make_windows import MeasuredOn
+from kvsearch.session.make_workloads import PromptSplits
 from kvsearch.session.policies import values_of
 from kvsearch.session.progress import Shown
+from kvsearch.workloads.prompts.files import Record
+from kvsearch.workloads.text.windows import Parts, Split
 
+Records = dict[str, dict[Split, list[Record]]]
 EXAMPLES = 4  # asks of a report whose answers are shown
 LEAST_GAIN = 0.003  # nats per token, or shares of a context, see `studies/2026-11-first-answer`
 LOOK_EVERY = 1.0  # seconds between looks at what is known while a search runs
@@ -58,78 +63,32 @@ class Run:
     def __init__(self, options: RunConfig, shown: Shown) -> None:
         self.options, self.shown, self.start = options, shown, time.perf_counter()
         self._looked, self._first_answer = 0.0, False
-        # before the model, so that a typo shows at once
-        self.space = load_space(options.space_name)
-        check_name(options.sampler)
-        check_space(options.sampler, self.space)
-        if options.target is not None:
-            searched(options.target, on_prompts=not options.windowed)
-        for name in options.exclude_method:
-            find(name)
-        known = load_portfolio(options.portfolio) if options.warm_start else {}
-        evaluators.require(options)
-        records = make_workloads.records(options)
-        load.require_files(options.text, options.report_text, options.extra_text)
+        self.space, known, records = self._check()  # before the model, so that a typo shows at once
         first = evaluators.first(options.device, options.gpus_per_evaluator)
         self.loaded = load.model(
             replace(options, device=first), context=options.longest, say=shown.say
         )
         budget = options.budget(self.loaded.shape)
-        shape, scored, prompts = self.loaded.shape, 1, None
-        if options.windowed:
-            self.setting = sized_for(shape, budget, options.context)
-            scored = options.first_scored(budget.slots)
-        texts = None
-        if options.windowed or options.specs():
-            texts = make_windows.parts(self.loaded, options, shown.say)
-        if options.asked:
-            prompts = make_workloads.asked(self.loaded, options, records, texts, shown)
-            if not options.windowed:
-                lengths = make_workloads.lengths(prompts)
-                self.setting = sized_for(shape, budget, *lengths, prompts=True)
-            elif not prompts.worths["search"]:  # from here on it is a run on the text
-                alone = replace(options, tasks=(), prompts=(), text_only=True)
-                self.options = options = alone
+        texts, prompts = self._materials(records)
+        self.setting = self._sized(budget, prompts)
         at("window", self.setting)  # raises if the budget is too small for it
-        if not options.all_methods and options.target is None:
-            exclude = tuple(dict.fromkeys((*options.exclude_method, *SELDOM)))
-            self.options = options = replace(options, exclude_method=exclude)
-        if options.target is not None:
-            self.setting = stepped(options.target, self.setting)
-            self.space, missing = aim(options.target, self.space, self.setting)
-            if missing:
-                shown.say(f"{options.target} cannot run {', '.join(missing)}: left out")
-            exclude = tuple(dict.fromkeys((*options.exclude_method, *missing)))
-            self.options = options = replace(options, exclude_method=exclude)
-            check_space(options.sampler, self.space)
+        self._leave_out()
         self.space = key_offsets.possible(self.space, self.loaded)
         self.portfolio = inside(known, self.space)
-        if options.target is not None:
-            self.portfolio += starts(options.target, self.space, self.setting)
-        self.score_from, windows = scored, None
-        if options.windowed:
-            each = -(-self._each // options.count)  # windows; of other workloads there are as many
-            chosen_on = select_windows(self._policies, each)
-            self.text = windows = make_windows.text(
-                self.loaded, options, shown.say, chosen_on, texts
-            )
-        if prompts is not None and prompts.worths["search"]:
-            self.text = make_workloads.joined(self.loaded, options, prompts, windows, scored, shown)
-            self.score_from = 1
-            longest = max(part.longest for part in self.text.parts.values())
-            self.setting = replace(self.setting, tokens=max(self.setting.tokens, longest))
-        elif prompts is not None:
-            self.text = replace(self.text, left_out=prompts.left_out)
+        o = self.options  # from here on nothing of them changes
+        if o.target is not None:
+            self.portfolio += starts(o.target, self.space, self.setting)
+        self.text = self._measured_on(budget, texts, prompts)
         self.workers = self._workers()
         self.work = evaluators.work(  # before the folder is written: it may be refused
-            self.loaded, self.text.parts, batch=options.batch, workers=self.workers,
-            ray=options.on_ray, device=options.device, gpus=options.gpus_per_evaluator,
+            self.loaded, self.text.parts, batch=o.batch, workers=self.workers,
+            ray=o.on_ray, device=o.device, gpus=o.gpus_per_evaluator,
         )  # fmt: skip
         self.study = study_of(
-            options, self.loaded, self.text, self.setting, self.space, budget=budget,
+            o, self.loaded, self.text, self.setting, self.space, budget=budget,
             score_from=self.score_from, portfolio=[name for name, _ in self.portfolio],
         )  # fmt: skip
-        self.folder = RunFolder(options.out or default_folder(self.study))
+        self.folder = RunFolder(o.out or default_folder(self.study))
         try:
             self.resumed = self.folder.claim(self.study)
         except KvsearchError:
@@ -199,6 +158,78 @@ class Run:
     def so_far(self) -> Summary:
         """What an unfinished run knows by now, see `run/unfinished.py`."""
         return so_far(self.folder, self.study, time.perf_counter() - self.start)
+
+    # -- before anything is written ------------------------------------------------------------
+
+    def _check(self) -> tuple[SearchSpace, dict[str, Method], Records]:
+        """The space, policies to begin with and records of prompts; raises for what cannot be."""
+        o = self.options
+        space = load_space(o.space_name)
+        check_name(o.sampler)
+        check_space(o.sampler, space)
+        if o.target is not None:
+            searched(o.target, on_prompts=not o.windowed)
+        for name in o.exclude_method:
+            find(name)
+        known = load_portfolio(o.portfolio) if o.warm_start else {}
+        evaluators.require(o)
+        records = make_workloads.records(o)
+        load.require_files(o.text, o.report_text, o.extra_text)
+        return space, known, records
+
+    def _materials(self, records: Records) -> tuple[Parts | None, PromptSplits | None]:
+        """Parts of the text, and prompts; without prompts that are worth a context, text alone."""
+        o, texts, prompts = self.options, None, None
+        if o.windowed or o.specs():
+            texts = make_windows.parts(self.loaded, o, self.shown.say)
+        if o.asked:
+            prompts = make_workloads.asked(self.loaded, o, records, texts, self.shown)
+            if o.windowed and not prompts.worths["search"]:  # from here on it is a run on the text
+                self.options = replace(o, tasks=(), prompts=(), text_only=True)
+        return texts, prompts
+
+    def _sized(self, budget: Budget, prompts: PromptSplits | None) -> Setting:
+        """What policies are sized for: windows, or the longest of the prompts."""
+        if self.options.windowed:
+            return sized_for(self.loaded.shape, budget, self.options.context)
+        assert prompts is not None, "a run has windows of a text, or prompts"
+        lengths = make_workloads.lengths(prompts)
+        return sized_for(self.loaded.shape, budget, *lengths, prompts=True)
+
+    def _leave_out(self) -> None:
+        """Exclude methods that are seldom ahead, and what the target cannot run."""
+        o = self.options
+        if o.target is not None:
+            self.setting = stepped(o.target, self.setting)
+            self.space, left_out = aim(o.target, self.space, self.setting)
+            if left_out:
+                self.shown.say(f"{o.target} cannot run {', '.join(left_out)}: left out")
+        else:
+            left_out = () if o.all_methods else SELDOM
+        if left_out:
+            exclude = tuple(dict.fromkeys((*o.exclude_method, *left_out)))
+            self.options = replace(o, exclude_method=exclude)
+        if o.target is not None:
+            check_space(o.sampler, self.space)
+
+    def _measured_on(
+        self, budget: Budget, texts: Parts | None, prompts: PromptSplits | None
+    ) -> MeasuredOn:
+        """Windows of the text, prompts, or both together, in parts; sets `score_from`."""
+        o, windows = self.options, None
+        self.score_from = scored = o.first_scored(budget.slots) if o.windowed else 1
+        if o.windowed:
+            each = -(-self._each // o.count)  # windows; of other workloads there are as many
+            chosen_on = select_windows(self._policies, each)
+            windows = make_windows.text(self.loaded, o, self.shown.say, chosen_on, texts)
+        if prompts is None or not prompts.worths["search"]:
+            assert windows is not None, "a run has windows of a text, or prompts"
+            return windows if prompts is None else replace(windows, left_out=prompts.left_out)
+        joined = make_workloads.joined(self.loaded, o, prompts, windows, scored, self.shown)
+        self.score_from = 1
+        longest = max(part.longest for part in joined.parts.values())
+        self.setting = replace(self.setting, tokens=max(self.setting.tokens, longest))
+        return joined
 
     # -- stages --------------------------------------------------------------------------------
 
