@@ -237,19 +237,19 @@ def test_a_window_with_questions_is_read_once_and_loses_the_same(
 ) -> None:
     """Facts hidden in a text are no part of its loss, and their questions none of its reading."""
     evaluator, policy = Evaluator(models[head_dim(name)]), policy_of(name)
-    prose = np.ones(120, np.bool_)
-    prose[60:75] = False
+    prose = np.ones(80, np.bool_)
+    prose[50:60] = False
     items = list[Item]()
     for i in range(2):
         asks = tuple(Ask(ids(tokens(5)), ids(tokens(n))) for n in (3, 3))
-        asked = Item(f"facts {i}", f"window {i}", ids(tokens(120)), asks, prose=prose)
+        asked = Item(f"facts {i}", f"window {i}", ids(tokens(80)), asks, prose=prose)
         items += [replace(asked, name=f"window {i}", asks=()), asked]
     part = Part("search", tuple(items), see, ("text", "facts") * 2, (0.5, 0.7) * 2, (1.0,) * 4, 40)
     copied = tuple(replace(item, context=item.context.copy()) for item in items)
     apart = losses(evaluator, policy, replace(part, items=copied))
     windows = np.stack([item.context for item in items[::2]])
     whole = evaluator.quality(policy, windows).nll
-    scored = np.concatenate([whole[:, 39:59], whole[:, 74:]], 1)
+    scored = np.concatenate([whole[:, 39:49], whole[:, 59:]], 1)
     assert np.allclose(apart.nll[::2, 0], 0.5 * scored.mean(1), atol=1e-6)
     assert apart.strata == () and apart.groups == ("window 0", "window 0", "window 1", "window 1")
     if see == "agnostic":
