@@ -71,8 +71,8 @@ def fp64_softmax(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.nn.functional, "softmax", wide)
 
 
-# Token by token a cache meets only what attention hands over. These differ from one another in
-# that; all others hand over what the first does, and that they do is asked of each in one call.
+# Token by token the quick suite asks those that differ in what attention hands to a cache, and in
+# what lies beside it. The others do as one of these does; the other tests ask every family.
 APART = {
     "llama", "llama MQA", "qwen2 half windowed", "gemma2", "gemma4", WIDE, "phi3", "granite",
     "smollm3", "gpt-neox", "lfm2", "cohere", "gpt2",

@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import runpy
 import signal
 import subprocess
 import sys
@@ -180,8 +181,9 @@ def test_eval_prints_one_document_and_keeps_every_token(
 
 
 def test_bench_export_and_validate(
-    finished: Path, tiny_folder: Path, prose: Path, tmp_path: Path, capsys: Any
-) -> None:
+    finished: Path, tiny_folder: Path, prose: Path, tmp_path: Path, capsys: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
     best = str(finished / "best.json")
     policy, model = Policy.from_json(best), load_model(str(tiny_folder)).model
     cache, ids = PolicyCache.from_json(best, model), torch.arange(256)[None]
@@ -200,11 +202,9 @@ def test_bench_export_and_validate(
     code, out, _ = call(["export", best, "--to", "transformers", "--out", str(tmp_path)], capsys)
     assert code == 0
     assert Policy.from_json(tmp_path / "policy.json").fingerprint() == policy.fingerprint()
-    done = subprocess.run(
-        [sys.executable, str(tmp_path / "generate.py"), str(tiny_folder), "once upon a time"],
-        capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
-    assert done.returncode == 0 and "bytes after" in done.stderr, done.stderr
+    monkeypatch.setattr(sys, "argv", ["generate.py", str(tiny_folder), "once upon a time"])
+    runpy.run_path(str(tmp_path / "generate.py"), run_name="__main__")
+    assert "bytes after" in capsys.readouterr().err
     assert call(["validate", best], capsys)[0] == 0
     assert json.loads(call(["methods", "--json"], capsys)[1])["lacache"]["kind"] == "single"
     assert "slots" in json.loads(call(["schema"], capsys)[1])["properties"]
