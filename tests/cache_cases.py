@@ -15,6 +15,7 @@ from kvsearch.policy import (
     Channels,
     HeadTiers,
     Ladder,
+    Layout,
     ModelShape,
     Policy,
     Quantizer,
@@ -314,6 +315,15 @@ NAMED = [  # of anchors see test_anchors.py
     ),
     *EXTRA,
 ]
+
+
+def long_enough(sizes: Layout) -> int:
+    """Tokens of `IDS` that end in full heads, compacted several times, and in pools that grew."""
+    policy = sizes.policy
+    if policy.trigger != "stream":
+        return T
+    full = sizes.horizon() or policy.recent_window + 4 * policy.interval
+    return min(T, max(80, full + 12))
 
 
 def head_dim(name: str) -> int:

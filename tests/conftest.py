@@ -1,23 +1,31 @@
-"""Fixtures that several test files share."""
+"""Fixtures that several test files share.
+
+They import torch and what needs it themselves: the process that hands out tests needs none of it,
+and the others would wait for it.
+"""
 
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
-import torch
-from tokenizers import Tokenizer, decoders, pre_tokenizers
-from tokenizers.models import BPE
-from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast
 
-from kvsearch.errors import ModelError
-from kvsearch.models.load import LoadedModel, load_model
-from tests.cache_cases import tiny
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
 
-# Processes that run tests side by side share the cores, and so does what they start.
-threads = max(1, torch.get_num_threads() // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))
-torch.set_num_threads(threads)
-os.environ.setdefault("OMP_NUM_THREADS", str(threads))
+    from kvsearch.models.load import LoadedModel
+
+
+@pytest.fixture(scope="session", autouse=True)
+def cores() -> None:
+    """Processes that run tests side by side share the cores, and so does what they start."""
+    import torch
+
+    beside = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    threads = max(1, torch.get_num_threads() // beside)
+    torch.set_num_threads(threads)
+    os.environ.setdefault("OMP_NUM_THREADS", str(threads))
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -35,8 +43,11 @@ def pictures(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def real_model() -> LoadedModel:
+def real_model() -> "LoadedModel":
     """SmolLM2-135M in fp32 on the CPU; downloaded once and then kept in the user's cache."""
+    from kvsearch.errors import ModelError
+    from kvsearch.models.load import load_model
+
     try:
         return load_model(device="cpu")
     except ModelError as error:
@@ -44,20 +55,28 @@ def real_model() -> LoadedModel:
 
 
 @pytest.fixture(scope="module")
-def loaded() -> LoadedModel:
+def loaded() -> "LoadedModel":
     """A random Llama of four layers in float64, without a tokenizer."""
+    from tests.cache_cases import tiny
+
     return tiny()
 
 
 @pytest.fixture(scope="module")
-def models() -> dict[int, LoadedModel]:
+def models() -> "dict[int, LoadedModel]":
     """The same by its head size."""
+    from tests.cache_cases import tiny
+
     return {D: tiny(head_dim=D) for D in (16, 32)}
 
 
 @pytest.fixture(scope="session")
-def tiny_tokenizer() -> PreTrainedTokenizerFast:
+def tiny_tokenizer() -> "PreTrainedTokenizerFast":
     """One token a byte, ids 0 to 255; 256 is the end token, and nothing is added to a text."""
+    from tokenizers import Tokenizer, decoders, pre_tokenizers
+    from tokenizers.models import BPE
+    from transformers import PreTrainedTokenizerFast
+
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     core = Tokenizer(BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -77,6 +96,9 @@ def prose(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def tiny_folder(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer) -> Path:
     """A folder with a random two-layer Llama and `tiny_tokenizer`."""
+    import torch
+    from transformers import AutoModelForCausalLM, LlamaConfig
+
     folder = tmp_path_factory.mktemp("tiny")
     config = LlamaConfig(
         vocab_size=257,

@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -153,10 +153,11 @@ def offset(shape: ModelShape, seed: int = 0, size: float = 3.0) -> Offset:
     )
 
 
-def policies(count: int, shape: ModelShape, seed: int = 0) -> list[Policy]:
+@cache
+def policies(count: int, shape: ModelShape, seed: int = 0) -> tuple[Policy, ...]:
     """`count` policies; the same ones for the same arguments."""
     draw = random.Random(seed)
-    return [policy(draw, shape) for _ in range(count)]
+    return tuple(policy(draw, shape) for _ in range(count))
 
 
 def traits(policy: Policy) -> set[tuple[str, Any]]:
@@ -184,8 +185,9 @@ def traits(policy: Policy) -> set[tuple[str, Any]]:
 
 def covering(named: dict[str, Policy]) -> list[str]:
     """Few of these policies that have among them every trait of all: each rule, tier, trigger."""
-    left, chosen = set().union(*map(traits, named.values())), list[str]()
+    has = {name: traits(policy) for name, policy in named.items()}
+    left, chosen = set().union(*has.values()), list[str]()
     while left:
-        chosen.append(max(named, key=lambda name: len(traits(named[name]) & left)))
-        left -= traits(named[chosen[-1]])
+        chosen.append(max(has, key=lambda name: len(has[name] & left)))
+        left -= has[chosen[-1]]
     return chosen

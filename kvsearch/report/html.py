@@ -3,6 +3,7 @@
 import base64
 from collections import Counter
 from collections.abc import Mapping
+from functools import cache
 from importlib import resources
 from typing import Any
 
@@ -131,6 +132,7 @@ def pareto_page(info: Picture, picture: str) -> str:
     return _template("pareto.html.j2").render(info=info, svg=picture)
 
 
+@cache  # compiling a page takes longer than filling it, and a run writes it again and again
 def _template(name: str) -> Any:
     from jinja2 import Environment, StrictUndefined
 

@@ -25,7 +25,7 @@ from kvsearch.policy.pruning import Importance, Orders, channels
 from kvsearch.policy.ratios import by_rise, evenly_spaced, smallest_rise
 from kvsearch.report.describe import describe
 from kvsearch.rules import Critical
-from tests.cache_cases import EXTRA, IDS, PROMPT, T, tiny
+from tests.cache_cases import EXTRA, IDS, PROMPT, T, long_enough, tiny
 
 SHAPE = ModelShape(layers=4, kv_heads=2, head_dim=16, heads=6)
 
@@ -176,16 +176,17 @@ FITTING = fitting()
 )  # fmt: skip
 def test_one_pass_equals_token_by_token_and_bytes_are_exact(name: str, loaded) -> None:
     policy = FITTING[name]
-    prompt = PROMPT if policy.trigger != "stream" else 1
-    ids = IDS[:1] if policy.budgets.kind == "adakv" else IDS  # which serves no batches
+    sizes = layout(policy, loaded.shape)
+    tokens, prompt = long_enough(sizes), PROMPT if policy.trigger != "stream" else 1
+    rows = 1 if policy.budgets.kind == "adakv" else 2  # which serves no batches
+    ids = IDS[:rows, :tokens]
     slow, cache = stepwise(loaded, policy, ids, prompt=prompt)
     quality = Evaluator(loaded, batch=2).quality(policy, ids, prompt=prompt)
     assert np.abs(slow - quality.nll).max() < 1e-5
-    sizes = layout(policy, loaded.shape)
-    assert cache.bytes_resident == sizes.bytes_at(T, prompt) == quality.bytes_resident
-    assert cache.bytes_peak_resident >= sizes.bytes_peak(T, prompt)
+    assert cache.bytes_resident == sizes.bytes_at(tokens, prompt) == quality.bytes_resident
+    assert cache.bytes_peak_resident >= sizes.bytes_peak(tokens, prompt)
     removed = cache.held[1]
-    assert removed.nbytes == 0 and removed.seen == T
+    assert removed.nbytes == 0 and removed.seen == tokens
 
 
 def without(model, channels: Channels):

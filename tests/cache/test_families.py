@@ -71,7 +71,20 @@ def fp64_softmax(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.nn.functional, "softmax", wide)
 
 
+# Token by token the quick suite asks those that differ in what attention hands to a cache, and in
+# what lies beside it. The others do as one of these does; the other tests ask every family.
+APART = {
+    "llama", "llama MQA", "qwen2 half windowed", "gemma2", "gemma4", WIDE, "phi3", "granite",
+    "smollm3", "gpt-neox", "lfm2", "cohere", "gpt2",
+}  # fmt: skip
+
+
 @pytest.mark.usefixtures("fp64_softmax")
+@pytest.mark.parametrize(
+    "family",
+    [pytest.param(f, marks=[pytest.mark.slow] * (f not in APART)) for f in SERVED],
+    scope="module",
+)
 def test_one_call_is_the_deployed_cache_token_by_token(family: str) -> None:
     model = build(family)
     shape = shape_of(model.config)

@@ -301,6 +301,7 @@ def test_threads_that_share_a_model_have_each_their_cache(
     assert all(map(torch.equal, found, want)) and torch.equal(other.result(), plain)
 
 
+@pytest.mark.slow  # half a minute for torch to begin to compile
 @pytest.mark.parametrize("name", ["h2o in 4 bits", "anchors"])
 def test_a_compiled_model_takes_a_cache(name: str) -> None:
     model = made(num_hidden_layers=1)  # of which each call is compiled anew

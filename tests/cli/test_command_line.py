@@ -32,6 +32,14 @@ from tests.command import call, exit_code
 
 CLI = Path(__file__).resolve().parents[2] / "kvsearch" / "cli"
 EMPTY = "the name is empty"
+# a search of which little has to be measured, as flags and as arguments
+FEW: dict[str, Any] = {
+    "budget_slots": 96, "context": 192, "trials": 2, "bench": False, "space": "h2o-int4",
+    "portfolio": "none", "windows": 1, "report_windows": 1,
+}  # fmt: skip
+SEARCH = ["--budget", "96", "--context", "192", "--trials", "2", "--no-bench", "--space",
+          "h2o-int4", "--portfolio", "none", "--windows", "1", "--report-windows", "1",
+          "--quiet"]  # fmt: skip
 
 
 def test_a_file_that_ends_too_early_is_nobodys_interruption(
@@ -215,8 +223,7 @@ def test_ctrl_c_prints_the_front_so_far_and_how_to_go_on(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(f"kvsearch.{where}", stops)
-    argv = ["run", "--model", str(tiny_folder), "--text", str(prose), "--budget", "96", "--quiet",
-            "--context", "192", "--trials", "2", "--no-bench", "--out", str(out)]  # fmt: skip
+    argv = ["run", "--model", str(tiny_folder), "--text", str(prose), *SEARCH, "--out", str(out)]
     code, printed, err = call([*argv, "--json"], capsys)
     assert code == 130 and "the same command goes on from here" in err
     found = strict(printed)
@@ -226,7 +233,7 @@ def test_ctrl_c_prints_the_front_so_far_and_how_to_go_on(
         rows = {r["name"]: r for r in found["rows"]}
         assert rows[found["recommended"]]["within_budget"] and rows["h2o"]["windows"] > 0
         trials = {t["name"]: t for t in found["trials"]}
-        assert sum(found["counts"].values()) == len(trials) > 10
+        assert sum(found["counts"].values()) == len(trials) > 5
         front = [trials[name] for name in found["front"]]
         assert front and front == sorted(front, key=lambda t: t["bytes_peak"])
         assert front == sorted(front, key=lambda t: -t["dnll"])
@@ -244,9 +251,8 @@ def test_ctrl_c_after_the_selection_keeps_its_choice(
     """The best on the search part was recommended again, whatever the selection had chosen."""
     monkeypatch.setattr("kvsearch.run.final_evaluation.ReportWindows.rows", stopped)
     monkeypatch.setattr("kvsearch.run.run.FinalEvaluation._select", lambda *_: "window+int4")
-    how: dict[str, Any] = {"budget_slots": 96, "context": 192, "trials": 2, "bench": False}
     with pytest.raises(KeyboardInterrupt) as stop:
-        search(str(tiny_folder), str(prose), out=tmp_path / "run", **how)
+        search(str(tiny_folder), str(prose), out=tmp_path / "run", **FEW)
     found = stop.value.summary
     assert found.recommended == "window+int4"
     assert "chosen on the search and the select part" in found.open
@@ -257,8 +263,7 @@ def test_minutes_end_a_run_with_a_report_and_the_same_command_goes_on(
     tiny_folder: Path, prose: Path, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def run(out: str, *more: str) -> dict[str, Any]:
-        argv = ["run", "--model", str(tiny_folder), "--text", str(prose), "--budget", "96",
-                "--context", "192", "--trials", "2", "--no-bench", "--json", "--quiet"]  # fmt: skip
+        argv = ["run", "--model", str(tiny_folder), "--text", str(prose), *SEARCH, "--json"]
         code, printed, err = call([*argv, "--out", str(tmp_path / out), *more], capsys)
         assert code == 0, err
         return strict(printed)
@@ -268,7 +273,7 @@ def test_minutes_end_a_run_with_a_report_and_the_same_command_goes_on(
         m.setattr("kvsearch.session.progress.time.monotonic", lambda: 6.0 * next(looks))
         found = run("stopped", "--minutes", "1")
     assert found["open"] and found["rows"] and (tmp_path / "stopped/report.html").exists()
-    assert not found["interrupted"] and len(found["trials"]) < 15
+    assert not found["interrupted"]
     (tmp_path / "stopped/report.html").unlink()  # as after a kill: the records are there
     code, printed, err = call(["report", str(tmp_path / "stopped"), "--json"], capsys)
     again = strict(printed)
@@ -280,6 +285,7 @@ def test_minutes_end_a_run_with_a_report_and_the_same_command_goes_on(
     both = run("stopped"), run("whole")
     same = [[(r["name"], r["nll"], r["windows"]) for r in found["rows"]] for found in both]
     assert same[0] == same[1] and both[0]["open"] == ""
+    assert len(found["trials"]) < len(both[0]["trials"])
     code, _, err = call(["run", "--minutes", "0"], capsys)
     assert code == 2 and "--minutes must be a number above 0, got 0" in err
 
@@ -300,8 +306,8 @@ def test_a_start_that_is_refused_leaves_the_folder_free(
     tiny_folder: Path, prose: Path, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "run"
-    argv = ["run", "--model", str(tiny_folder), "--text", str(prose), "--context", "192",
-            "--trials", "1", "--no-bench", "--quiet", "--out", str(out), "--budget"]  # fmt: skip
+    argv = ["run", "--model", str(tiny_folder), "--text", str(prose), *SEARCH, "--out", str(out),
+            "--budget"]  # fmt: skip
     with monkeypatch.context() as missing:
         missing.setattr(cluster, "find_spec", lambda _: None)
         for how in (["--ray", "local"], ["--engine", "tune"]):

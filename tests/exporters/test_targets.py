@@ -115,7 +115,7 @@ def test_a_projection_keeps_to_what_the_table_says(name: str) -> None:
         return
     formats = {(f.key_bits, f.value_bits, f.levels) for f in can.formats}
     seen: Counter[str] = Counter()
-    for asked in policies(400, SHAPE, seed=2):
+    for asked in policies(200, SHAPE, seed=2):
         g, how = project(asked, target, SHAPE), can.eviction
         assert not g.ranks_tiers and g.ladder is None and not (g.quantizes and g.fp16_sinks)
         for (tier,) in g.every_tiers:
@@ -246,7 +246,7 @@ def test_artefacts_use_no_option_that_the_version_lacks(name: str) -> None:
     """Flags, variables and keys are found in the text itself, beside what the writer reports."""
     target = find(name)
     flags: set[str] = set()
-    for asked in policies(150, SHAPE, seed=4):
+    for asked in policies(100, SHAPE, seed=4):
         made = artefact(Job(project(asked, target, SHAPE), SHAPE, "MODEL"), target)
         assert unknown_options(target, made.options) == []
         text = "\n".join(t for f, t in made.files.items() if f != "policy.json")
