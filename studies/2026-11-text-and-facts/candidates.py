@@ -18,7 +18,8 @@ _SHAPES: list[tuple[Knobs, int, str, tuple[float, ...]]] = [  # recent tokens, b
     (_H2O, 64, "k4v3", (1.0,)),
 ]
 AS_KEYS_ARE = "mean+k5v4+heads0.5, keys as they are"  # on models whose keys get an offset elsewhere
-PROMPTED = ("kvzip", "kvzip+k5v4", "snapkv-prompt")  # which compact once a context has been read
+# which compact once a context has been read
+PROMPTED = ("kvzip", "kvzip+k5v4", "kvzip+k5v4+refit", "snapkv-prompt")
 PUBLISHED = ("h2o", "tova", "snapkv", "streamingllm")
 COMBINED = ("h2o+int4-fine", "xmu+int4", "window+int4")
 

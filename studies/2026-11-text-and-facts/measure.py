@@ -22,9 +22,11 @@ from kvsearch.evaluation.evaluator import Evaluator
 from kvsearch.evaluation.part import losses
 from kvsearch.options.budget import sized_for
 from kvsearch.options.run_config import RunConfig
+from kvsearch.policy import layout
 from kvsearch.policy_space import build
 from kvsearch.session import key_offsets, load, make_windows, make_workloads
 from kvsearch.session.progress import Shown
+from kvsearch.workloads.measured_parts import Part
 
 HERE = Path(__file__).parent
 
@@ -83,10 +85,18 @@ def on_text(o: argparse.Namespace, name: str, files: tuple[str, ...]) -> None:
             "exact": [sum(a.exact) for a in got if a.exact],
             "asks": [len(a.exact) for a in got if a.exact],
             "worth": [round(x, 4) for x in worths(found, o.part)],
+            "bytes": layout(built, loaded.shape).bytes_peak(part.longest, prompt),
+            "ask_tokens": round(tokens_of_asks(part), 1),
         }
         with open(file, "a", newline="\n") as f:
             f.write(json.dumps(row) + "\n")
         print(*key, row["text"], row["facts"], row["exact"], flush=True)
+
+
+def tokens_of_asks(part: Part) -> float:
+    """Tokens of a question and its answer, on the mean."""
+    sizes = [a.question.size + a.answer.size for item in part.items for a in item.asks]
+    return sum(sizes) / len(sizes)
 
 
 def worths(found: make_windows.MeasuredOn, part: str) -> list[float]:
