@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache
 
 from kvsearch.cache.channels import views
-from kvsearch.cache.given import Given, require_tokens, watch_generate
+from kvsearch.cache.generate_inputs import Given, require_tokens, watch_generate
 from kvsearch.cache.head_group import HeadGroup
 from kvsearch.cache.hybrid import HybridLayer, attending, placed
 from kvsearch.cache.layer import Layer, empty_layers

@@ -17,7 +17,7 @@ from transformers import AttentionInterface
 from transformers.utils import output_capturing
 
 from kvsearch.cache import padded
-from kvsearch.cache.given import again
+from kvsearch.cache.generate_inputs import again
 from kvsearch.cache.layer import Layer
 from kvsearch.cache.padded import PaddedBatch
 from kvsearch.errors import ModelError

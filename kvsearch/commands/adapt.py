@@ -11,7 +11,7 @@ from kvsearch.commands.adapt_report import Adapted
 from kvsearch.errors import KvsearchError, TextError
 from kvsearch.files import require_writable
 from kvsearch.folders import require_new
-from kvsearch.models.given import require_plain
+from kvsearch.models.in_memory import require_plain
 from kvsearch.models.load import LoadedModel, device_named
 from kvsearch.options.function import takes
 from kvsearch.options.other_commands import AdaptConfig, PolicyLike

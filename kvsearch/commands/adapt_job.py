@@ -17,7 +17,7 @@ from kvsearch.commands.evaluated import write_nll
 from kvsearch.evaluation.evaluator import Evaluator
 from kvsearch.files import finite, write_atomic
 from kvsearch.folders import drafted
-from kvsearch.models import given, surgery
+from kvsearch.models import in_memory, surgery
 from kvsearch.models.load import LoadedModel
 from kvsearch.models.read import quiet, read
 from kvsearch.models.shape import shape_of
@@ -110,7 +110,7 @@ class Job:
             model = deepcopy(loaded.model) if loaded.in_memory else loaded.model
         begun = replace(loaded, model=model.eval(), shape=shape_of(model.config))
         begun = with_new_token(begun, self.policy)
-        return replace(begun, digest=given.digest(begun.model), name=f"{begun.name}, adapted")
+        return replace(begun, digest=in_memory.digest(begun.model), name=f"{begun.name}, adapted")
 
     def _pruned(self) -> Any:
         """What `kvsearch prune` writes, read again: it shares no weights with the given model."""

@@ -9,7 +9,7 @@ from kvsearch.errors import PolicyError, TextError
 from kvsearch.files import require_writable, write_atomic
 from kvsearch.folders import drafted, require_new
 from kvsearch.models import surgery
-from kvsearch.models.given import require_plain
+from kvsearch.models.in_memory import require_plain
 from kvsearch.models.load import LoadedModel, max_context
 from kvsearch.models.pruned import PrunedForCausalLM
 from kvsearch.models.read import quiet

@@ -19,7 +19,7 @@ from torch import Tensor
 from kvsearch.errors import PolicyError, RunError
 from kvsearch.files import write_atomic
 from kvsearch.models.disk_cache import cache_folder
-from kvsearch.models.given import require_plain
+from kvsearch.models.in_memory import require_plain
 from kvsearch.models.projections import projections
 from kvsearch.policy import Policy
 from kvsearch.rules import KVzap

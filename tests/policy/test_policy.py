@@ -22,11 +22,11 @@ from kvsearch.policy import (
     Quantizer,
     Tier,
     check,
-    cost,
     layout,
     offset,
     rungs,
 )
+from kvsearch.policy import layer_bytes as cost
 from kvsearch.policy.layout import costs_of, peak_of
 from kvsearch.policy_space import Setting
 from kvsearch.policy_space.methods import at

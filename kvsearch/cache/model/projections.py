@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from kvsearch.models.given import require_plain
+from kvsearch.models.in_memory import require_plain
 from kvsearch.models.learned import learned
 from kvsearch.models.projections import projections
 from kvsearch.models.shape import entrance, policy_layers, shape_of
