@@ -60,6 +60,15 @@ POLICIES: dict[str, dict[str, Any]] = {
     "re-indexed": SLOTS | {"positions": "cache"},
     "none": {},  # vLLM's own cache, without the plugin
 }
+# Compacted after the prompt: losses are those of what is generated, which is all that changes
+PROMPTED: dict[str, dict[str, Any]] = {
+    "prompt": SLOTS | {"trigger": "prompt", "rule": {"name": "attention", "horizon": 32}},
+    "prompt-adakv": SLOTS | {"trigger": "prompt", "budgets": {"kind": "adakv"}, "rule": RULE},
+    "both": SLOTS | {"trigger": "prompt+stream", "rule": RULE},
+    "generation": FOUR | {"slots": 48, "interval": 16, "trigger": "generation"},
+    "both-zoo-preempted": {k: v for k, v in ZOO.items() if k not in ("schema", "name", "about")}
+    | {"trigger": "prompt+stream", "tiers": [{}], "quantizer": {}},
+}
 
 
 def in_our_cache(loaded: LoadedModel, policy: Policy, requests: list[list[int]]) -> dict[str, Any]:

@@ -37,6 +37,11 @@ class PolicyBackend(AttentionBackend):
         """The member of vLLM's table that stands for backends of others."""
         return "CUSTOM"
 
+    @classmethod
+    def supports_rswa(cls) -> bool:
+        """Asked where prompts have lengths, see `Served.tell_prompts`."""
+        return True
+
     @staticmethod
     def get_impl_cls() -> type["PolicyAttention"]:
         """Runs a layer."""
@@ -76,7 +81,7 @@ class StepBuilder(AttentionMetadataBuilder[Step]):
             )
         policy.layers()  # what this model cannot do is said now, not at the first request
         self.served: Served = policy
-        self.table: Table[list[Layer]] = Table(policy.layers)
+        self.table: Table[list[Layer]] = Table(policy.layers, kv_cache_spec.account)
 
     def build(
         self,
@@ -91,13 +96,17 @@ class StepBuilder(AttentionMetadataBuilder[Step]):
         common = common_attn_metadata
         starts: list[int] = common.query_start_loc_cpu.tolist()
         lengths: list[int] = common.seq_lens.tolist()
+        prompts = [0] * len(lengths)
+        if self.served.waits and common.rswa_prefix_lens is not None:
+            prompts = common.rswa_prefix_lens.tolist()
         parts = []
         for i, row in enumerate(common.block_table_tensor[: common.num_reqs].tolist()):
             part, before = slice(starts[i], starts[i + 1]), lengths[i] - starts[i + 1] + starts[i]
-            row = row[: self.kv_cache_spec.account.blocks(lengths[i])]
-            if part.start == part.stop or not row or row[0] == 0:
+            if part.start == part.stop or row[0] == 0:
                 continue  # padding: block 0 is nobody's
-            parts.append((part, before, self.table.claim(row, fresh=before == 0)))
+            fresh = before == 0
+            held = self.table.claim(row, lengths[i], fresh=fresh, prompt=prompts[i])
+            parts.append((part, before, held))
         return Step(parts)
 
 

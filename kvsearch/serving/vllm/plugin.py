@@ -67,6 +67,7 @@ def _check_configurations(kind: Any, found: str) -> None:
         policy = served(self)
         if policy is not None:
             self.cache_config.enable_prefix_caching = False
+            policy.tell_prompts(self.model_config)
             init_logger("vllm.kvsearch").info_once(policy.words(self.model_config.max_model_len))
 
     kind.__post_init__ = checked
