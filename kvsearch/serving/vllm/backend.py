@@ -24,6 +24,7 @@ from kvsearch.cache.layer import Layer
 from kvsearch.cache.ways import advance
 from kvsearch.errors import ModelError
 from kvsearch.serving.table import Table
+from kvsearch.serving.vllm.counters import Counts
 from kvsearch.serving.vllm.served import Served, served
 
 
@@ -82,6 +83,7 @@ class StepBuilder(AttentionMetadataBuilder[Step]):
         policy.layers()  # what this model cannot do is said now, not at the first request
         self.served: Served = policy
         self.table: Table[list[Layer]] = Table(policy.layers, kv_cache_spec.account)
+        self._counts, self._cache = Counts(), vllm_config.cache_config
 
     def build(
         self,
@@ -99,7 +101,7 @@ class StepBuilder(AttentionMetadataBuilder[Step]):
         prompts = [0] * len(lengths)
         if self.served.waits and common.rswa_prefix_lens is not None:
             prompts = common.rswa_prefix_lens.tolist()
-        parts = []
+        parts, compactions = [], 0
         for i, row in enumerate(common.block_table_tensor[: common.num_reqs].tolist()):
             part, before = slice(starts[i], starts[i + 1]), lengths[i] - starts[i + 1] + starts[i]
             if part.start == part.stop or row[0] == 0:
@@ -107,6 +109,12 @@ class StepBuilder(AttentionMetadataBuilder[Step]):
             fresh = before == 0
             held = self.table.claim(row, lengths[i], fresh=fresh, prompt=prompts[i])
             parts.append((part, before, held))
+            compactions += self.served.compactions(before, lengths[i], prompts[i])
+        block = self.kv_cache_spec.account.page * self.served.shape.layers
+        self._counts.note(
+            self.table, counted=self.table.blocks * block,
+            room=block * (self._cache.num_gpu_blocks or 0), compactions=compactions,
+        )  # fmt: skip
         return Step(parts)
 
 

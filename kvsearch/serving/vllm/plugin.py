@@ -53,6 +53,7 @@ def _check_configurations(kind: Any, found: str) -> None:
     def checked(self: Any) -> None:
         from vllm.logger import init_logger
 
+        from kvsearch.serving.vllm.counters import publish
         from kvsearch.serving.vllm.served import policy_file, require_config, served
 
         made(self)
@@ -68,6 +69,7 @@ def _check_configurations(kind: Any, found: str) -> None:
         if policy is not None:
             self.cache_config.enable_prefix_caching = False
             policy.tell_prompts(self.model_config)
+            publish()
             init_logger("vllm.kvsearch").info_once(policy.words(self.model_config.max_model_len))
 
     kind.__post_init__ = checked

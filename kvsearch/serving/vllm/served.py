@@ -13,6 +13,7 @@ from kvsearch.cache.model.rotary import Rotary
 from kvsearch.errors import ModelError, RunError
 from kvsearch.models.shape import shape_of
 from kvsearch.policy import ModelShape, Policy, check, layout
+from kvsearch.policy.schedule import Clock
 from kvsearch.serving.accepts import require_servable
 from kvsearch.serving.account import Account, account, waiting, waits
 from kvsearch.serving.vllm.names import OPTION, POLICY
@@ -46,6 +47,15 @@ class Served:
     def waits(self) -> bool:
         """Whether the policy compacts after the prompt."""
         return waits(self.policy)
+
+    def compactions(self, before: int, end: int, prompt: int) -> int:
+        """How often a request is compacted that grows from `before` to `end` tokens."""
+        clock, many = Clock(self.policy.interval if self.policy.compacts else None,
+                            self.policy.trigger), 0  # fmt: skip
+        due = clock.after(before, prompt)
+        while due is not None and due <= end:
+            many, due = many + 1, clock.after(due, prompt)
+        return many
 
     def tell_prompts(self, model_config: Any) -> None:
         """Let vLLM say how long prompts are, where the policy waits for their end.
