@@ -21,8 +21,9 @@ from kvsearch.rules import Critical, Reread
 from kvsearch.serving.accepts import UNREAD, require_servable
 from kvsearch.serving.account import Account, Row, account, waits
 from kvsearch.serving.table import Table
+from kvsearch.serving.vllm.counters import COUNTS, PLACE, Counts, counted
 from kvsearch.serving.vllm.plugin import fits, installed
-from kvsearch.serving.vllm.served import policy_file, require_config, served
+from kvsearch.serving.vllm.served import Served, policy_file, require_config, served
 from tests.random_policies import policy
 
 SHAPE = ModelShape(layers=3, kv_heads=2, head_dim=16, heads=4)
@@ -275,3 +276,30 @@ def test_the_plugin_serves_one_minor_version() -> None:
     assert not fits("0.33.0") and not fits("0.3.2") and not fits("1.32.0")
     with pytest.raises(RunError, match="vLLM is not installed"):
         installed()
+
+
+def test_counts_go_from_one_process_to_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = Policy(slots=20, interval=4, trigger="prompt+stream")
+    layers = Served(asked, SHAPE, torch.float16).layers(30)
+    for layer in layers:
+        advance(layer, *(torch.randn(1, h, 30, 16) for h in (4, 2, 2)), scale=0.25)
+    (place := tmp_path / "counts").write_bytes(bytes(8 * len(COUNTS)))
+    monkeypatch.setenv(PLACE, str(place))
+    Counts().note([layers], counted=7000, room=50_000, compactions=3)
+    held = layout(asked, SHAPE).bytes_at(30, 30)
+    assert counted(str(place)) == {
+        "requests": 1, "counted_bytes": 7000, "resident_bytes": held,
+        "memory_share": held / 50_000, "compactions": 3,
+    }  # fmt: skip
+    monkeypatch.delenv(PLACE)
+    Counts().note([layers], counted=0, room=0, compactions=0)  # nobody asks
+    assert counted(str(tmp_path / "gone")) == {}
+
+
+def test_compactions_of_a_request_are_counted_from_its_tokens() -> None:
+    for trigger, many in (("stream", 11), ("prompt", 1), ("prompt+stream", 9), ("generation", 9)):
+        asked = Served(Policy(slots=30, interval=4, trigger=trigger), SHAPE, torch.float16)
+        cuts = pairwise([0, 7, 11, 12, 33, 44])
+        assert sum(asked.compactions(a, b, 11) for a, b in cuts) == many

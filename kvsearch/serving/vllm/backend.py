@@ -4,8 +4,9 @@ On a CPU and on CUDA alike, `cache.ways.advance` runs what the policy says; the 
 choose their kernels. Requests attend one after the other.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -61,9 +62,11 @@ class Step(AttentionMetadata):
     Attributes:
         parts: of each request, its tokens among those of the call, how many it had before, and
             its layers.
+        done: called when the last layer has attended.
     """
 
     parts: Sequence[tuple[slice, int, list[Layer]]]
+    done: Callable[[], None]
 
 
 class StepBuilder(AttentionMetadataBuilder[Step]):
@@ -110,12 +113,14 @@ class StepBuilder(AttentionMetadataBuilder[Step]):
             held = self.table.claim(row, lengths[i], fresh=fresh, prompt=prompts[i])
             parts.append((part, before, held))
             compactions += self.served.compactions(before, lengths[i], prompts[i])
+        return Step(parts, partial(self._note, compactions))
+
+    def _note(self, compactions: int) -> None:
         block = self.kv_cache_spec.account.page * self.served.shape.layers
         self._counts.note(
             self.table, counted=self.table.blocks * block,
             room=block * (self._cache.num_gpu_blocks or 0), compactions=compactions,
         )  # fmt: skip
-        return Step(parts)
 
 
 class PolicyAttention(AttentionImpl[Step]):
@@ -187,4 +192,6 @@ class PolicyAttention(AttentionImpl[Step]):
             q, k, v = (x[part].transpose(0, 1).unsqueeze(0) for x in (query, key, value))
             out = advance(mine, q, k, v, scale=self.scale, softcap=self.softcap)
             output[part] = out[0].transpose(0, 1)
+        if index == self.served.shape.layers - 1:
+            attn_metadata.done()
         return output

@@ -20,13 +20,12 @@ PLACE = "_KVSEARCH_COUNTS"  # environment variable with the file
 COUNTS = {
     "requests": "Requests whose tokens are held.",
     "counted_bytes": "Bytes of the blocks that vLLM counts for them.",
-    "resident_bytes": "Bytes of their tensors, looked at every second or less often.",
+    "resident_bytes": "Bytes of their tensors, when they were last added up.",
     "memory_share": "Resident bytes in all that vLLM may give to the cache.",
     "compactions": "Compactions of requests, of all layers together.",
 }
 _FORM = struct.Struct(f"{len(COUNTS)}d")
-PATIENCE = 1.0  # seconds between two looks at all tensors, at least
-SPENT = 0.01  # share of the time that looking may take
+SPENT = 0.01  # share of the time that adding up all tensors may take
 
 
 @cache
@@ -59,14 +58,18 @@ class _Collector:
         """The counts, as its families."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-        try:
-            with open(self._name, "rb") as f:
-                found = _FORM.unpack(f.read(_FORM.size))
-        except (OSError, struct.error):
-            return
-        for (name, about), value in zip(COUNTS.items(), found, strict=True):
+        for name, value in counted(self._name).items():
             kind = CounterMetricFamily if name == "compactions" else GaugeMetricFamily
-            yield kind(f"kvsearch:{name}", about, value=value)
+            yield kind(f"kvsearch:{name}", COUNTS[name], value=value)
+
+
+def counted(file: str) -> dict[str, float]:
+    """The counts in a file; none where it is gone."""
+    try:
+        with open(file, "rb") as f:
+            return dict(zip(COUNTS, _FORM.unpack(f.read(_FORM.size)), strict=True))
+    except (OSError, struct.error):
+        return {}
 
 
 class Counts:
@@ -80,13 +83,13 @@ class Counts:
             self._map = mmap.mmap(f.fileno(), _FORM.size)
 
     def note(self, held: Any, *, counted: int, room: int, compactions: int) -> None:
-        """Write what is held before a step.
+        """Write what is held after a step.
 
         Args:
             held: layers of each request, a `Table`.
             counted: bytes of its blocks.
             room: bytes that the cache may take.
-            compactions: those that the step makes.
+            compactions: those that the step made.
         """
         self._compactions += compactions
         if self._map is None:
@@ -94,7 +97,6 @@ class Counts:
         start = perf_counter()
         if start >= self._at:
             self._resident = sum(layer.nbytes for layers in held for layer in layers)
-            took = perf_counter() - start
-            self._at = start + max(PATIENCE, took / SPENT)
+            self._at = start + (perf_counter() - start) / SPENT
         found = len(held), counted, self._resident, self._resident / max(1, room), self._compactions
         self._map[:] = _FORM.pack(*map(float, found))
