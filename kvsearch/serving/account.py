@@ -119,7 +119,7 @@ def account(policy: Policy, shape: ModelShape, longest: int, per_block: int) -> 
     peak = max(waiting(sizes, longest), *(sizes.bytes_peak(longest, n) for n in prompts))
     most = -(-peak * held // (sizes.bytes_at(longest, longest) * per_block))
     found = _counted(lambda n: peak if n == longest else waiting(sizes, n), shape, longest, most)
-    return Account(found.page, found.reach, per_block, sizes)
+    return Account(found.page, found.reach, -(-per_block // 8), sizes)
 
 
 def waits(policy: Policy) -> bool:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from transformers import LlamaConfig
 
 from kvsearch.cache.layer import Layer, empty_layers
-from kvsearch.cache.ways import advance
+from kvsearch.cache.ways import advance, advance_together
 from kvsearch.errors import KvsearchError, PolicyError, RunError
 from kvsearch.policy import Anchors, ModelShape, Policy, layout
 from kvsearch.rules import Critical, Reread
@@ -117,6 +117,36 @@ def test_a_prompt_in_pieces_is_held_as_one_in_a_call(trigger: str) -> None:
         torch.testing.assert_close(found, whole, **tight)
         assert held[-1] == end[-1]
     assert given_back
+
+
+def test_tokens_of_several_requests_are_decoded_together_to_the_same_bits() -> None:
+    """Also while some of them are compacted, end or begin; and where no op serves all of them."""
+    joint = 0
+    for seed in range(14):
+        asked = servable(seed, ("stream", *AFTER)[seed % 4])
+        rule = asked.active_rule
+        if rule is not None and not rule.needs.isdisjoint({"queries", *UNREAD}):  # of a model
+            continue
+        alone, together = ([_begun(asked, n) for n in (31, 9, 50, 3)] for _ in range(2))
+        memo: dict[str, Any] = {}
+        for t in range(24):
+            now = slice(t // 8, t // 8 + 2)
+            q, k, v = (torch.randn(2, h, 1, 16) for h in (4, 2, 2))
+            rows = zip(alone[now], *(x.split(1) for x in (q, k, v)), strict=True)
+            want = torch.cat([advance(x, *row, scale=0.25) for x, *row in rows])
+            got = advance_together(together[now], q, k, v, memo, scale=0.25)
+            assert torch.equal(got, want)
+        assert [x.nbytes for x in alone] == [x.nbytes for x in together]
+        joint += "stores" in memo
+    assert joint > 3
+
+
+def _begun(asked: Policy, tokens: int) -> Layer:
+    """The first layer of a request that has had so many tokens."""
+    (layer, *_) = empty_layers(asked, SHAPE, packed=True, native=torch.float16)
+    drawn = torch.Generator().manual_seed(tokens)
+    advance(layer, *(torch.randn(1, h, tokens, 16, generator=drawn) for h in (4, 2, 2)), scale=0.25)
+    return layer
 
 
 BY_TOKEN = Account(1, tuple(range(1, 30)))  # a token a block

@@ -1,7 +1,8 @@
 """Attention in vLLM: each request of a step attends over its own packed slots.
 
 On a CPU and on CUDA alike, `cache.ways.advance` runs what the policy says; the ops below it
-choose their kernels. Requests attend one after the other.
+choose their kernels. Prompts attend one after the other. On a CPU the decoded tokens of all
+requests are one call for a layer.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,7 +23,7 @@ from vllm.v1.attention.backend import (
 )
 
 from kvsearch.cache.layer import Layer
-from kvsearch.cache.ways import advance
+from kvsearch.cache.ways import advance, advance_together
 from kvsearch.errors import ModelError
 from kvsearch.serving.table import Table
 from kvsearch.serving.vllm.counters import Counts
@@ -157,6 +158,7 @@ class PolicyAttention(AttentionImpl[Step]):
         policy = served(get_current_vllm_config())
         assert policy is not None
         self.served = policy
+        self._memo: dict[str, Any] = {}  # of decoded tokens
 
     def forward(
         self,
@@ -185,13 +187,22 @@ class PolicyAttention(AttentionImpl[Step]):
         if attn_metadata is None:
             return output.zero_()
         index = extract_layer_index(layer.layer_name)
+        decoded, places = list[Layer](), list[int]()
         for part, before, layers in attn_metadata.parts:
             mine = layers[index]
             if mine.seen != before:
                 raise RuntimeError(f"{before} tokens before these, {mine.seen} seen")
+            if before and part.stop == part.start + 1:
+                decoded.append(mine)
+                places.append(part.start)
+                continue
             q, k, v = (x[part].transpose(0, 1).unsqueeze(0) for x in (query, key, value))
             out = advance(mine, q, k, v, scale=self.scale, softcap=self.softcap)
             output[part] = out[0].transpose(0, 1)
+        if decoded:
+            q, k, v = (x[places].unsqueeze(2) for x in (query, key, value))
+            how = {"scale": self.scale, "softcap": self.softcap}
+            output[places] = advance_together(decoded, q, k, v, self._memo, **how).squeeze(2)
         if index == self.served.shape.layers - 1:
             attn_metadata.done()
         return output
