@@ -1,7 +1,7 @@
 """A policy in a server, without the server: blocks, who holds them, what is refused."""
 
 import random
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -301,8 +301,25 @@ def test_options_that_cannot_go_with_a_policy_are_refused(more: Any, part: str) 
         require_config(config(**more))
 
 
-def test_the_plugin_serves_one_minor_version() -> None:
-    assert fits("0.32.0") and fits("0.32.1+cpu")
+@pytest.mark.parametrize(("trigger", "held"), [("stream", 24), ("prompt", 400)])
+def test_a_memory_that_holds_not_one_request_is_refused_before_the_model(
+    trigger: Any, held: int
+) -> None:
+    """A prompt that may come in pieces is held in 16 bits until it has ended."""
+    asked = Served(Policy(slots=24, interval=4, trigger=trigger), SHAPE, torch.float32)
+    token = 2 * 2 * 16 * 2 * SHAPE.layers
+    for more, refused in ((0, True), (16, False)):
+        memory = SimpleNamespace(kv_cache_memory_bytes=(held + more) * token, block_size=4)
+        given = config(cache_config=memory)
+        given.model_config.max_model_len = 400
+        with pytest.raises(RunError, match="not one request") if refused else nullcontext():
+            asked.require_room(given)
+    memory.kv_cache_memory_bytes = None  # vLLM takes what there is
+    asked.require_room(given)
+
+
+def test_the_plugin_serves_some_minor_versions() -> None:
+    assert fits("0.31.0") and fits("0.32.0") and fits("0.32.1+cpu")
     assert not fits("0.33.0") and not fits("0.3.2") and not fits("1.32.0")
     with pytest.raises(RunError, match="vLLM is not installed"):
         installed()

@@ -201,7 +201,7 @@ class PolicyAttention(AttentionImpl[Step]):
             output[part] = out[0].transpose(0, 1)
         if decoded:
             q, k, v = (x[places].unsqueeze(2) for x in (query, key, value))
-            how = {"scale": self.scale, "softcap": self.softcap}
+            how: dict[str, Any] = {"scale": self.scale, "softcap": self.softcap}
             output[places] = advance_together(decoded, q, k, v, self._memo, **how).squeeze(2)
         if index == self.served.shape.layers - 1:
             attn_metadata.done()

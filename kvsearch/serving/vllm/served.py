@@ -89,6 +89,22 @@ class Served:
             self._accounts[sizes] = account(self.policy, self.shape, *sizes)
         return self._accounts[sizes]
 
+    def require_room(self, config: Any) -> None:
+        """Raise a `RunError` where the memory that vLLM is given holds not one request."""
+        memory, longest = (
+            config.cache_config.kv_cache_memory_bytes,
+            config.model_config.max_model_len,
+        )
+        if memory is None:
+            return
+        counted = self.account(longest, config.cache_config.block_size or 16)
+        need = (counted.most + 1) * counted.page * self.shape.layers  # a block is nobody's
+        if need > memory:
+            raise RunError(
+                f"--kv-cache-memory-bytes {memory:,} holds not one request of {longest:,} tokens, "
+                f"for which this policy needs {need:,}; raise it, or lower --max-model-len"
+            )
+
     @cached_property
     def _rotaries(self) -> list[Rotary | None]:
         """Looked up when the model is built: the first request needs them."""

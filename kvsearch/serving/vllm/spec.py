@@ -71,11 +71,16 @@ class PolicyManager(SingleTypeKVCacheManager):
         """
         account = self.kv_cache_spec.account
         if request_id not in self._rows:
-            prompt = 0 if account.after is None else num_prompt_tokens
-            self._rows[request_id] = Row(account, prompt)
+            self._rows[request_id] = Row(account, self._prompt(num_prompt_tokens))
         row = self._rows[request_id]
         if row.gap and processed_computed_tokens >= row.prompt:
             self._remove_blocks_in_range(request_id, row.gap.start, row.gap.stop)
+
+    def _prompt(self, told: int | None) -> int:
+        if self.kv_cache_spec.account.after is None:
+            return 0
+        assert told is not None, "vLLM says how long a prompt is"
+        return told
 
     def get_num_blocks_to_allocate(
         self,
@@ -111,6 +116,10 @@ class PolicyManager(SingleTypeKVCacheManager):
         """All of its blocks, when it ends or is preempted."""
         self._rows.pop(request_id, None)
         return super().pop_blocks_for_free(request_id)
+
+    def get_num_common_prefix_blocks(self, running_request_id: str) -> int:
+        """None; vLLM 0.31 asks."""
+        return 0
 
     @classmethod
     def find_longest_cache_hit(
