@@ -19,6 +19,7 @@ def rows() -> list[dict[str, object]]:
         out.append(
             {
                 "policy": r["name"],
+                "losses_of": r.get("losses_of", "prompts"),
                 "n": loss["tokens"],
                 "nll_ours": f"{loss['given']:.5f}",
                 "nll_vllm": f"{loss['runtime']:.5f}",

@@ -194,6 +194,7 @@ def record(
     largest = off.pop("largest")
     bound = TOLERANCE if policy.quantizes else EXACT
     other = {"in_pieces": differ(here["nll"], here["pieces"])[1]} if "pieces" in here else {}
+    longest = (max(LENGTHS) + LATER, max(LENGTHS)) if name in PROMPTED else (LONGEST, 0)
     data_of = ("nll", "nll_generated", "generated")
     data = {
         "name": name,
@@ -214,7 +215,7 @@ def record(
         **other,
         "same_tokens": here["generated"] == there["generated"],
         "generated": there["generated"],
-        "bytes_peak": layout(policy, shape).bytes_peak(LONGEST),
+        "bytes_peak": layout(policy, shape).bytes_peak(*longest),
         "bytes_ours": here["bytes"],
         **{k: v for k, v in there.items() if k not in ("name", *data_of)},
     }  # fmt: skip
