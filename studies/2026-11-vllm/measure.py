@@ -67,7 +67,6 @@ PROMPTED: dict[str, dict[str, Any]] = {
     "prompt": SLOTS | {"trigger": "prompt", "rule": RECENT},
     "prompt-adakv": SLOTS | {"trigger": "prompt", "rule": RULE, "budgets": {"kind": "adakv"}},
     "prompt-preempted": SLOTS | {"slots": 200, "trigger": "prompt", "rule": RECENT},
-    "both": SLOTS | {"trigger": "prompt+stream", "rule": RULE, "budgets": ZOO["budgets"]},
     "generation": SLOTS | {"slots": 32, "recent_window": 8, "trigger": "generation", "rule": RULE},
     "generation-four-bit": FOUR | {"interval": 16, "trigger": "generation"},
 }
