@@ -49,6 +49,11 @@ class Call:
         foretold = None if self.predicted is None else self.predicted[..., part]
         return replace(self, q=q, k=k, v=v, seen=self.seen + (part.start or 0), predicted=foretold)
 
+    def row(self, i: int, seen: int) -> "Call":
+        """One sequence of several, which had so many tokens before."""
+        q, k, v = (x[i : i + 1] for x in (self.q, self.k, self.v))
+        return Call(q, k, v, self.scale, self.softcap, seen)
+
     def queries(self, heads: range) -> slice:
         """Query heads of some KV heads."""
         group = self.q.shape[1] // self.k.shape[1]

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import Any
 
 from torch import Tensor
 
@@ -22,6 +23,7 @@ from kvsearch.cache.layer import Layer
 from kvsearch.cache.slots.packed import PackedStore
 from kvsearch.rules.base import Segment
 from kvsearch_kernels.decode_step import Heads, Stores, Sums, Turned, decode_step, given, prepare
+from kvsearch_kernels.decode_step.numba_impl import joined
 
 REFUSED = object()  # no implementation takes this layer's formats, types or rule
 _mine = threading.local()  # `recorded`: what a recording has met so far
@@ -97,6 +99,28 @@ def run(layer: Layer, call: Call) -> Tensor:
         q, k, v = (x.new_empty(()).expand(x.shape) for x in (call.q, call.k, call.v))
         recorded.append((layer, replace(call, q=q, k=k, v=v)))
     return out.unsqueeze(2)
+
+
+def run_together(layers: Sequence[Layer], call: Call, memo: dict[str, Any]) -> Tensor | None:
+    """Take in a token each in all heads of several sequences' layers, with one call of the op.
+
+    Args:
+        layers: of the same layer of the model, all served.
+        call: their tokens `[R, H, 1, D]`, a row each.
+        memo: what is kept from one token to the next.
+
+    Returns:
+        Outputs `[R, Hq, 1, Dv]`; None where their op takes one sequence's stores at a time.
+    """
+    if {layer.step.impl for layer in layers} != {"numba"}:
+        return None
+    q, k, v = (x.reshape(1, -1, *x.shape[2:]) for x in (call.q, call.k, call.v))
+    stores = joined([layer.step.stores for layer in layers], memo.get("stores"))
+    out = decode_step.again("numba", q.squeeze(2), k, v, stores, **call.how)
+    memo["stores"] = stores
+    for i, layer in enumerate(layers):
+        taken(layer, call.row(i, layer.seen))
+    return out.view(len(layers), -1, 1, out.shape[-1])
 
 
 def _asked(layer: Layer, call: Call, step: Step) -> tuple[Tensor, Tensor, Tensor, Stores]:

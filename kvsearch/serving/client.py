@@ -57,26 +57,35 @@ class Server:
         source = root if isinstance(root, str) else one["id"]
         return cls(url, one["id"], source, longest if isinstance(longest, int) else None)
 
-    def nll(self, ids: Sequence[int], words: Sequence[str]) -> NDArray[np.float64]:
-        """Losses of a prompt's tokens after the first `[T - 1]`, in nats.
+    def nll(
+        self, ids: Sequence[int], words: Sequence[str], more: int = 0
+    ) -> tuple[NDArray[np.float64], list[int]]:
+        """Losses of a prompt's tokens after the first, and of those that it goes on with, in nats.
 
         Args:
             ids: tokens of the prompt `[T]`.
             words: the text of each, by our tokenizer.
+            more: tokens that it is to go on with, drawn as its model has them.
+
+        Returns:
+            The losses `[T - 1 + more]`, and the tokens that it went on with.
 
         Raises:
-            RunError: it does not answer, or without log-probabilities of the prompt.
+            RunError: it does not answer, or without log-probabilities of the prompt, or tokens.
             ModelError: its tokenizer is another one.
         """
-        wanted = {  # its model's own temperature may be another one
-            "model": self.model, "prompt": [*ids], "max_tokens": 1, "temperature": 1,
+        wanted: dict[str, Any] = {  # its model's own temperature may be another one
+            "model": self.model, "prompt": [*ids], "max_tokens": more or 1, "temperature": 1,
             "echo": True, "logprobs": 1,
         }  # fmt: skip
+        if more:
+            # no seed: with one, vLLM 0.32 ends on a CPU when a prompt comes in pieces
+            wanted |= {"ignore_eos": True, "return_token_ids": True}
         found = _ask(self.url, "/v1/completions", WORK, wanted)
         try:
             told = found["choices"][0]["logprobs"]
             logprobs, tokens = told["token_logprobs"], told.get("tokens") or ()
-            nll = -np.array(logprobs[1 : len(ids)], dtype=np.float64)
+            nll = -np.array(logprobs[1 : len(ids) + more], dtype=np.float64)
         except (LookupError, TypeError, ValueError, AttributeError):
             logprobs, tokens, nll = (), (), np.empty(0)
         if not nll.size or not np.isfinite(nll).all():
@@ -84,7 +93,7 @@ class Server:
                 f"{self.url} gives no log-probabilities of a prompt (`echo` with `logprobs` in "
                 "/v1/completions), so that nothing can be compared; vLLM gives them"
             )
-        if len(logprobs) not in (len(ids), len(ids) + 1):  # with what it generates
+        if len(logprobs) not in (len(ids) + more, len(ids) + max(1, more)):  # with what it drew
             raise ModelError(
                 f"{self.url} gives {len(logprobs):,} log-probabilities for {len(ids):,} tokens: "
                 f"{_ANOTHER}"
@@ -99,7 +108,13 @@ class Server:
             raise ModelError(
                 f"{self.url} reads token {i} as {quoted(a)}, and it is {quoted(b)} here: {_ANOTHER}"
             )
-        return nll
+        drawn = found["choices"][0].get("token_ids") if more else []
+        if not isinstance(drawn, list) or len(drawn) != more:
+            raise RunError(
+                f"{self.url} does not name the tokens that it generates (`return_token_ids`), and "
+                "a policy that compacts after the prompt changes only those; vLLM names them"
+            )
+        return nll, drawn
 
 
 _SERVERS = "--server is the address of an OpenAI-compatible server, such as http://localhost:8000"

@@ -60,7 +60,7 @@ def on_text(o: argparse.Namespace, name: str, files: tuple[str, ...]) -> None:
         heads=heads(loaded).losses, offset=means.offset(loaded.model, o.context),
     )  # fmt: skip
     file = o.records / f"{loaded.name.removesuffix('.gguf').rpartition('/')[2]}.jsonl"
-    file.parent.mkdir(exist_ok=True)
+    file.parent.mkdir(parents=True, exist_ok=True)
     lines = [json.loads(x) for x in file.read_text().splitlines()] if file.exists() else []
     there = {tuple(x["key"]) for x in lines if len(x["text"]) >= o.items}
     evaluator = Evaluator(loaded)

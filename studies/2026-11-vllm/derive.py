@@ -19,6 +19,7 @@ def rows() -> list[dict[str, object]]:
         out.append(
             {
                 "policy": r["name"],
+                "losses_of": r.get("losses_of", "prompts"),
                 "n": loss["tokens"],
                 "nll_ours": f"{loss['given']:.5f}",
                 "nll_vllm": f"{loss['runtime']:.5f}",
@@ -30,7 +31,10 @@ def rows() -> list[dict[str, object]]:
                 "largest_in_pieces": f"{other['largest']:.4f}" if other else "",
                 "same_tokens": r["same_tokens"],
                 "preemptions": r["preemptions"],
-                "bytes_peak": r["bytes_peak"],
+                # of a stream: a prompt has one of its own
+                "bytes_peak": ""
+                if "losses_of" in r and r["losses_of"] != "prompts"
+                else r["bytes_peak"],
                 "bytes_held": " ".join(map(str, r.get("bytes_held", []))),
                 "bytes_ours": " ".join(map(str, r["bytes_ours"])),
                 "blocks": r["blocks"],

@@ -43,7 +43,8 @@ CHARACTERS = 20_000  # of the text
 STARTS = (0, 1000)  # of the requests in the text
 LENGTHS = (300, 200)
 LONGER = {"scored": (600, 350), "scored-per-layer": (500, 300)}
-NEW = 16  # tokens generated after each, as in serve.py
+NEW = 16  # tokens generated after each
+LATER = 64  # the same, where losses are theirs
 PIECE = 256  # tokens of a prompt that vLLM takes in at once
 LONGEST = 1024  # tokens that a request may have, in vLLM's account
 ROOM = 256 << 20  # bytes that vLLM may give to the cache
@@ -60,6 +61,15 @@ POLICIES: dict[str, dict[str, Any]] = {
     "re-indexed": SLOTS | {"positions": "cache"},
     "none": {},  # vLLM's own cache, without the plugin
 }
+# Compacted after the prompt: losses are those of generated tokens, since no others change
+RECENT = {"name": "attention", "horizon": 16}
+PROMPTED: dict[str, dict[str, Any]] = {
+    "prompt": SLOTS | {"trigger": "prompt", "rule": RECENT},
+    "prompt-adakv": SLOTS | {"trigger": "prompt", "rule": RULE, "budgets": {"kind": "adakv"}},
+    "prompt-preempted": SLOTS | {"slots": 200, "trigger": "prompt", "rule": RECENT},
+    "generation": SLOTS | {"slots": 32, "recent_window": 8, "trigger": "generation", "rule": RULE},
+    "generation-four-bit": FOUR | {"interval": 16, "trigger": "generation"},
+}
 
 
 def in_our_cache(loaded: LoadedModel, policy: Policy, requests: list[list[int]]) -> dict[str, Any]:
@@ -74,6 +84,25 @@ def in_our_cache(loaded: LoadedModel, policy: Policy, requests: list[list[int]])
         )  # fmt: skip
         found["nll"].append(nll.tolist())
         found["generated"].append(out[0, len(ids) :].tolist())
+        found["bytes"].append(cache.bytes_resident)
+    return found
+
+
+def after_the_prompt(
+    loaded: LoadedModel, policy: Policy, requests: list[list[int]]
+) -> dict[str, Any]:
+    """Losses of the tokens that are generated, those tokens, and bytes."""
+    found: dict[str, Any] = {"nll": [], "generated": [], "bytes": []}
+    for ids in requests:
+        cache = PolicyCache(policy, loaded.model)
+        out = loaded.model.generate(
+            torch.tensor([ids]), past_key_values=cache, max_new_tokens=LATER, min_new_tokens=LATER,
+            do_sample=False, return_dict_in_generate=True, output_logits=True,
+        )  # fmt: skip
+        new = out.sequences[0, len(ids) :]
+        told = torch.cat(out.logits).float().log_softmax(-1)
+        found["nll"].append((-told.gather(1, new[:, None])[:, 0]).tolist())
+        found["generated"].append(new.tolist())
         found["bytes"].append(cache.bytes_resident)
     return found
 
@@ -109,13 +138,16 @@ def jobs_for(
         file.write_text(policy.to_json())
         if name.endswith("preempted"):
             # as many as the prompts fill, the one that vLLM keeps for nobody, and one more
-            longest = max(LENGTHS) + 140
-            count = account(policy, shape, longest, 16).blocks
-            few = sum(count(len(x) + 1) for x in requests) + 2
+            longest = max(LENGTHS) + (LATER + 1 if name in PROMPTED else 140)
+            counted = account(policy, shape, longest, 16)
+            few = sum(counted.blocks(len(x) + 1, len(x)) for x in requests) + 2
             options |= {"max_model_len": longest, "block_size": 16}
-            options |= {"num_gpu_blocks_override": few}
+            options |= {"num_gpu_blocks_override": max(few, counted.most + 1)}
         named = None if name == "none" else str(file)
-        jobs.append({"name": name, "policy": named, "requests": requests, "options": options})
+        jobs.append({
+            "name": name, "policy": named, "requests": requests, "options": options,
+            "new": LATER if name in PROMPTED else NEW,
+        })  # fmt: skip
     return jobs
 
 
@@ -147,11 +179,22 @@ def differ(
 def record(
     name: str, policy: Policy, shape: ModelShape, here: dict[str, Any], there: dict[str, Any]
 ) -> None:
+    theirs = there["nll"]
+    if name in PROMPTED:  # as far as both generate the same
+        theirs = there["nll_generated"]
+        alike = [
+            next((i for i, (a, b) in enumerate(zip(x, y, strict=True)) if a != b), len(x))
+            for x, y in zip(here["generated"], there["generated"], strict=True)
+        ]
+        here["nll"] = [x[:n] for x, n in zip(here["nll"], alike, strict=True)]
+        theirs = [x[:n] for x, n in zip(theirs, alike, strict=True)]
     given = np.concatenate(here["nll"])
-    found, off = differ(here["nll"], there["nll"])
+    found, off = differ(here["nll"], theirs)
     largest = off.pop("largest")
     bound = TOLERANCE if policy.quantizes else EXACT
     other = {"in_pieces": differ(here["nll"], here["pieces"])[1]} if "pieces" in here else {}
+    longest = (max(LENGTHS) + LATER, max(LENGTHS)) if name in PROMPTED else (LONGEST, 0)
+    data_of = ("nll", "nll_generated", "generated")
     data = {
         "name": name,
         "date": datetime.date.today().isoformat(),
@@ -162,7 +205,8 @@ def record(
         "target": "vllm",
         "version": find("vllm").version,
         "policy": policy.plain(),
-        "requests": [len(x) + 1 for x in here["nll"]],
+        "requests": LENGTHS if name in PROMPTED else [len(x) + 1 for x in here["nll"]],
+        "losses_of": "generated tokens" if name in PROMPTED else "prompts",
         "loss": {
             "tokens": len(given), "given": float(given.mean()), "runtime": float(found.mean()),
             "off": off, "largest": largest, "agrees": bool(abs(off["mean"]) <= bound),
@@ -170,9 +214,9 @@ def record(
         **other,
         "same_tokens": here["generated"] == there["generated"],
         "generated": there["generated"],
-        "bytes_peak": layout(policy, shape).bytes_peak(LONGEST),
+        "bytes_peak": layout(policy, shape).bytes_peak(*longest),
         "bytes_ours": here["bytes"],
-        **{k: v for k, v in there.items() if k not in ("name", "nll", "generated")},
+        **{k: v for k, v in there.items() if k not in ("name", *data_of)},
     }  # fmt: skip
     write_atomic(HERE / "records" / f"{name}.json", json.dumps(data, indent=1) + "\n")
     print(name, data["loss"], data["same_tokens"], data["blocks"], flush=True)
@@ -182,6 +226,7 @@ def main() -> None:
     ask = argparse.ArgumentParser(description=__doc__)
     ask.add_argument("--text", type=Path, required=True)
     ask.add_argument("--kept", type=Path, help="folder for what was measured so far")
+    ask.add_argument("--only", nargs="+", help="some of the policies")
     o = ask.parse_args()
     with tempfile.TemporaryDirectory() as place:
         folder = o.kept or Path(place)
@@ -190,14 +235,16 @@ def main() -> None:
         # as vLLM reads a prompt
         tokens = AutoTokenizer.from_pretrained(folder_of(MODEL))(o.text.read_text()[:CHARACTERS])
         ids = np.array(tokens["input_ids"])
-        policies = {n: Policy.build(x) for n, x in POLICIES.items()}
+        named = POLICIES | PROMPTED
+        policies = {n: Policy.build(named[n]) for n in o.only or named}
         file, results = folder / "ours.json", folder / "results.jsonl"
         here = json.loads(file.read_text()) if file.exists() else {}
         for name, policy in policies.items():
             found, requests = here.setdefault(name, {}), requests_of(name, ids)
+            how = after_the_prompt if name in PROMPTED else in_our_cache
             if "nll" not in found:
-                found |= in_our_cache(loaded, policy, requests)
-            if policy.quantizes and "pieces" not in found:
+                found |= how(loaded, policy, requests)
+            if policy.quantizes and name not in PROMPTED and "pieces" not in found:
                 found["pieces"] = in_pieces(loaded, policy, requests)
             file.write_text(json.dumps(here))
         if not results.exists():

@@ -5,9 +5,9 @@
 Each policy has a process of its own, because vLLM makes one engine in a process. They run at the
 same time, which needs about 2 GB of memory each.
 
-A job names a policy file or none, the requests' token ids, and options of vLLM. What comes back:
-losses of the prompts, tokens generated, vLLM's blocks, and the bytes that the requests' tensors
-had at their end.
+A job names a policy file or none, the requests' token ids, how many tokens to generate, and options
+of vLLM. What comes back: losses of the prompts and of the tokens generated, those tokens, vLLM's
+blocks, and the bytes that the requests' tensors had at their end.
 """
 
 import contextlib
@@ -22,7 +22,6 @@ from typing import Any
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
 os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-NEW = 16  # tokens generated after each prompt
 
 
 def held(worker: Any) -> dict[str, Any]:
@@ -43,7 +42,9 @@ def serve(model: str, job: dict[str, Any]) -> dict[str, Any]:
         model, dtype="float32", enforce_eager=True, disable_log_stats=False,
         additional_config=named, **job["options"],
     )  # fmt: skip
-    asked = SamplingParams(temperature=0, max_tokens=NEW, prompt_logprobs=0, ignore_eos=True)
+    asked = SamplingParams(
+        temperature=0, max_tokens=job["new"], prompt_logprobs=0, logprobs=0, ignore_eos=True
+    )
     prompts = [{"prompt_token_ids": ids} for ids in job["requests"]]
     outs = llm.generate(prompts, asked, use_tqdm=False)
     told = llm.llm_engine.vllm_config.cache_config
@@ -53,6 +54,10 @@ def serve(model: str, job: dict[str, Any]) -> dict[str, Any]:
         "nll": [
             [-at[token].logprob for at, token in zip(o.prompt_logprobs[1:], ids[1:], strict=True)]
             for ids, o in zip(job["requests"], outs, strict=True)
+        ],
+        "nll_generated": [
+            [-at[token].logprob for at, token in zip(out.logprobs, out.token_ids, strict=True)]
+            for out in (o.outputs[0] for o in outs)
         ],
         "generated": [list(o.outputs[0].token_ids) for o in outs],
         "blocks": told.num_gpu_blocks,

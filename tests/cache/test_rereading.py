@@ -202,10 +202,10 @@ def test_tokens_that_are_read_twice_count_twice() -> None:
 RULE: Rule = Reread()
 
 
-def test_a_server_that_knows_no_prompts_evicts_by_age() -> None:
+def test_a_server_that_reads_once_evicts_by_age() -> None:
     policy = Policy(slots=40, trigger="prompt", rule=RULE, budgets=GLOBAL)
     given = project(policy, find("vllm"))
-    assert (given.trigger, given.rule, given.slots) == ("stream", None, 40)
+    assert (given.trigger, given.rule, given.slots) == ("prompt", None, 40)
 
 
 @pytest.mark.parametrize(

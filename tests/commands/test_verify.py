@@ -15,7 +15,7 @@ from kvsearch.commands.verify import changes, compared
 from kvsearch.evaluation.evaluator import Evaluator
 from kvsearch.models import load_model
 from kvsearch.policy import Budgets, Policy, Quantizer, Tier
-from kvsearch.rules import Attention
+from kvsearch.rules import Attention, Reread
 from tests.command import call
 
 TOKENS, FIRST = 320, 40  # compared, and those after which the policy first evicts
@@ -67,9 +67,11 @@ class Handler(BaseHTTPRequestHandler):
         if body["model"] != "m" or len(ids) + body["max_tokens"] > TOKENS + 1 or not body["echo"]:
             self._send({"error": {"message": "unexpected\nrequest"}}, 400)
             return
-        told = {"token_logprobs": [None, *self.server.answer(ids), -0.5],
-                "tokens": [*map(self.server.word, ids), "x"]}  # fmt: skip
-        found = self.server.change({"choices": [{"logprobs": told}]})
+        drawn = [(7 * i) % 250 for i in range(body["max_tokens"])]
+        told = {"token_logprobs": [None, *self.server.answer([*ids, *drawn])],
+                "tokens": [*map(self.server.word, ids), *"x" * len(drawn)]}  # fmt: skip
+        named = {"token_ids": drawn} if body.get("return_token_ids") else {}
+        found = self.server.change({"choices": [{"logprobs": told, **named}]})
         self._send(*found) if isinstance(found, tuple) else self._send(found)
 
 
@@ -92,11 +94,14 @@ def file(tmp_path: Path) -> Path:
     return tmp_path / "asked.json"
 
 
-def under(policy: Policy, model: LoadedModel, noise: float = 0.0, of: float = 1.0) -> Answer:
+def under(
+    policy: Policy, model: LoadedModel, noise: float = 0.0, of: float = 1.0, prompt: int = 0
+) -> Answer:
     """Answers of a server with a policy, and roundings of its own."""
 
     def answer(ids: list[int]) -> list[float]:
-        nll = Evaluator(model).quality(policy, np.array([ids]), resident=False).nll[0]
+        asked = Evaluator(model).quality(policy, np.array([ids]), prompt=prompt, resident=False)
+        nll = asked.nll[0]
         rough = np.random.default_rng(0).normal(0, noise, nll.size)
         return [-float(x) for x in of * nll + rough]
 
@@ -137,6 +142,24 @@ def test_the_prediction_that_a_server_follows(
         near = {"policy": "off_policy", "full": "off_full", None: "off_before"}[found["follows"]]
         assert found[near] < 1e-6 and found["apart"] > 1e-3
         assert found["follows"] is None or abs(found["slope"]["mean"] - (code == 0)) < 1e-3
+
+
+@pytest.mark.parametrize("trigger", ["prompt", "prompt+stream", "generation"])
+def test_a_policy_that_waits_for_the_prompt_is_told_by_what_is_generated(
+    trigger: str, server: Fake, model: LoadedModel, file: Path, prose: Path, capsys: Any
+) -> None:
+    asked = Policy.build(ASKED.plain() | {"trigger": trigger, "slots": 24})
+    file.write_text(asked.to_json())
+    argv = ["verify", str(file), "--server", server.url, "--text", str(prose), "--quiet", "--json"]
+    for served, code in ((asked, 0), (Policy(), 3)):
+        server.answer = under(served, model, prompt=240)
+        ended, out, err = call(argv, capsys)
+        found = json.loads(out)
+        assert (ended, err) == (code, "") and len(server.asked[-1]["prompt"]) == 240
+        assert found["follows"] == ("full" if code else "policy") and found["off_before"] < 1e-6
+    server.change = lambda told: {"choices": [{"logprobs": told["choices"][0]["logprobs"]}]}
+    ended, out, err = call(argv, capsys)
+    assert ended == 2 and "does not name the tokens that it generates" in err
 
 
 @pytest.mark.parametrize(
@@ -220,7 +243,8 @@ def test_an_answer_without_what_is_needed_is_one_sentence_before_a_model_is_load
         (["--model", "nowhere/"], ASKED, "there is no file or folder nowhere/"),
         ([], Policy(slots=400), "give --context 800 or more"),
         ([], Policy(), "this policy is the full cache"),
-        ([], ASKED.model_copy(update={"trigger": "prompt"}), "field trigger: "),
+        ([], ASKED.model_copy(update={"trigger": "prompt", "slots": 400}), "raise --context"),
+        ([], Policy(slots=40, rule=Reread(), trigger="prompt"), "reads a prompt twice"),
         ([], ASKED.model_copy(update={"sinks": 64}), "slots"),
     ],
 )  # fmt: skip

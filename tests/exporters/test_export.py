@@ -103,6 +103,18 @@ def test_transformers_is_run_here_and_compared(
         export(asked, "transformers", tmp_path / "other", **options)
 
 
+def test_an_export_to_vllm_says_what_its_prefix_caching_is_worth(
+    tiny_folder: Path, tmp_path: Path
+) -> None:
+    """Where the plugin turns it off; vLLM's own types keep it."""
+    shape, asked = load_model(str(tiny_folder)).shape, Policy.build(SCORED)
+    each = layout(asked, shape).bytes_at(1000)
+    done = export(asked, "vllm", tmp_path / "plugin", model=str(tiny_folder))
+    assert f"prefill again, and {each / 1e6:.3g} MB of its own" in " ".join(done.notes)
+    done = export(Policy(), "vllm", tmp_path / "own", model=str(tiny_folder))
+    assert "prefix caching" not in " ".join(done.notes)
+
+
 def test_a_runtime_that_does_something_else_is_noticed(
     file: Path, tiny_folder: Path, prose: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
@@ -126,6 +138,7 @@ def test_mistakes_write_nothing(
     file: Path, tiny_folder: Path, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (cut := tmp_path / "cut.json").write_text(file.read_text(encoding="utf-8")[:60])
+    (after := tmp_path / "after.json").write_text(Policy(slots=64, trigger="prompt").to_json())
     other = tmp_path / "other.json"
     weights = dict(slots=48, budgets=dict(kind="sensitivity", weights=(1, 2, 3)))
     other.write_text(Policy.build(weights).to_json(), encoding="utf-8")
@@ -136,6 +149,7 @@ def test_mistakes_write_nothing(
         ([str(file), "--to", "vlm"], "did you mean 'vllm'"),
         ([str(file), "--to", "sglang", "--strict", *model], "slots is dropped"),
         ([str(file), "--to", "sglang", "--verify"], "--verify cannot run sglang"),
+        ([str(after), "--to", "vllm", "--verify"], "run `kvsearch verify POLICY --server URL"),
         ([str(file), "--to", "openvino", "--context", "1"], "--context must be at least 2"),
         ([str(file), "--prompt", "-5"], "--prompt -5 must be at least 0"),
         ([str(file), "--prompt", "2048"], "below the 2048 tokens of a window"),

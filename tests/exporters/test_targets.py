@@ -170,7 +170,7 @@ def test_verdicts_tell_what_was_rounded_from_what_is_lost() -> None:
     assert _words(more, "sglang") == {"anchors": "dropped", "channels": "dropped"}
     assert _words(more, "vllm") == {"anchors": "dropped", "channels": "exact"}
     prompted = Policy(slots=64, trigger="prompt+stream")
-    assert _words(prompted, "vllm") == {"slots": "exact", "trigger": "approximate"}
+    assert _words(prompted, "vllm") == {"slots": "exact", "trigger": "exact"}
 
 
 def _words(asked: Policy, name: str) -> dict[str, str]:

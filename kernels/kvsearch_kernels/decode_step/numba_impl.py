@@ -5,7 +5,9 @@ stored apart. Here a layer is described once, as rows of integers, and the descr
 its next compaction.
 """
 
+from collections.abc import Sequence
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import torch
@@ -96,9 +98,7 @@ def forward(
     if checking():
         for heads in stores.heads:
             check_lengths(heads.parts)
-    if "rows of numba" not in stores.known:
-        stores.known["rows of numba"] = _rows(stores)
-    parts, rows, numbers, dtype, _held = stores.known["rows of numba"]
+    parts, rows, numbers, dtype, _held = _known_rows(stores)
     turned, B, Hq, D = stores.heads[0].turned is not None, *q.shape
     H, width = v.shape[1], v.shape[3]
     if dtype is torch.float16 and not turned and all(map(_plain, (q, k, v))):
@@ -123,6 +123,38 @@ def forward(
         float(softcap or 0.0), kind is torch.float64, out.numpy(),
     )  # fmt: skip
     return out.to(q.dtype)
+
+
+def _known_rows(stores: Stores) -> tuple[Any, ...]:
+    if "rows of numba" not in stores.known:
+        stores.known["rows of numba"] = _rows(stores)
+    found: tuple[Any, ...] = stores.known["rows of numba"]
+    return found
+
+
+def joined(several: Sequence[Stores], before: Stores | None) -> Stores:
+    """Stores of sequences, of one batch row each, as heads of one: integers are put side by side.
+
+    Tensors stay with the stores that they are of, unless keys are turned.
+
+    Args:
+        several: a layer's, of each sequence.
+        before: what this returned for the token before, which serves as long as nothing has moved.
+    """
+    each = [_known_rows(stores) for stores in several]
+    turned = several[0].heads[0].turned is not None
+    if before is not None and not turned:
+        known = before.known["joined"]
+        if len(known) == len(each) and all(a is b[1] for a, b in zip(known, each, strict=True)):
+            return before
+    parts, rows, numbers = (np.concatenate([x[i] for x in each]) for i in range(3))
+    sizes = np.array([len(x[0]) for x in each])
+    rows[:, :2] += np.repeat(np.cumsum(sizes) - sizes, [len(x[1]) for x in each])[:, None]
+    heads = [h for stores in several for h in stores.heads] if turned else several[0].heads[:1]
+    made = Stores(heads, {})
+    made.known["rows of numba"] = parts, rows, numbers, each[0][3], ()
+    made.known["joined"] = [x[1] for x in each]
+    return made
 
 
 def _plain(x: Tensor) -> bool:

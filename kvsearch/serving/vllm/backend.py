@@ -1,11 +1,13 @@
 """Attention in vLLM: each request of a step attends over its own packed slots.
 
 On a CPU and on CUDA alike, `cache.ways.advance` runs what the policy says; the ops below it
-choose their kernels. Requests attend one after the other.
+choose their kernels. Prompts attend one after the other. On a CPU the decoded tokens of all
+requests are one call for a layer.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -21,9 +23,10 @@ from vllm.v1.attention.backend import (
 )
 
 from kvsearch.cache.layer import Layer
-from kvsearch.cache.ways import advance
+from kvsearch.cache.ways import advance, advance_together
 from kvsearch.errors import ModelError
 from kvsearch.serving.table import Table
+from kvsearch.serving.vllm.counters import Counts
 from kvsearch.serving.vllm.served import Served, served
 
 
@@ -36,6 +39,11 @@ class PolicyBackend(AttentionBackend):
     def get_name() -> str:
         """The member of vLLM's table that stands for backends of others."""
         return "CUSTOM"
+
+    @classmethod
+    def supports_rswa(cls) -> bool:
+        """Asked where prompts have lengths, see `Served.tell_prompts`."""
+        return True
 
     @staticmethod
     def get_impl_cls() -> type["PolicyAttention"]:
@@ -55,9 +63,11 @@ class Step(AttentionMetadata):
     Attributes:
         parts: of each request, its tokens among those of the call, how many it had before, and
             its layers.
+        done: called when the last layer has attended.
     """
 
     parts: Sequence[tuple[slice, int, list[Layer]]]
+    done: Callable[[], None]
 
 
 class StepBuilder(AttentionMetadataBuilder[Step]):
@@ -76,7 +86,8 @@ class StepBuilder(AttentionMetadataBuilder[Step]):
             )
         policy.layers()  # what this model cannot do is said now, not at the first request
         self.served: Served = policy
-        self.table: Table[list[Layer]] = Table(policy.layers)
+        self.table: Table[list[Layer]] = Table(policy.layers, kv_cache_spec.account)
+        self._counts, self._cache = Counts(), vllm_config.cache_config
 
     def build(
         self,
@@ -91,14 +102,26 @@ class StepBuilder(AttentionMetadataBuilder[Step]):
         common = common_attn_metadata
         starts: list[int] = common.query_start_loc_cpu.tolist()
         lengths: list[int] = common.seq_lens.tolist()
-        parts = []
+        prompts = [0] * len(lengths)
+        if self.served.waits and common.rswa_prefix_lens is not None:
+            prompts = common.rswa_prefix_lens.tolist()
+        parts, compactions = [], 0
         for i, row in enumerate(common.block_table_tensor[: common.num_reqs].tolist()):
             part, before = slice(starts[i], starts[i + 1]), lengths[i] - starts[i + 1] + starts[i]
-            row = row[: self.kv_cache_spec.account.blocks(lengths[i])]
-            if part.start == part.stop or not row or row[0] == 0:
+            if part.start == part.stop or row[0] == 0:
                 continue  # padding: block 0 is nobody's
-            parts.append((part, before, self.table.claim(row, fresh=before == 0)))
-        return Step(parts)
+            fresh = before == 0
+            held = self.table.claim(row, lengths[i], fresh=fresh, prompt=prompts[i])
+            parts.append((part, before, held))
+            compactions += self.served.compactions(before, lengths[i], prompts[i])
+        return Step(parts, partial(self._note, compactions))
+
+    def _note(self, compactions: int) -> None:
+        block = self.kv_cache_spec.account.page * self.served.shape.layers
+        self._counts.note(
+            self.table, counted=self.table.blocks * block,
+            room=block * (self._cache.num_gpu_blocks or 0), compactions=compactions,
+        )  # fmt: skip
 
 
 class PolicyAttention(AttentionImpl[Step]):
@@ -135,6 +158,7 @@ class PolicyAttention(AttentionImpl[Step]):
         policy = served(get_current_vllm_config())
         assert policy is not None
         self.served = policy
+        self._memo: dict[str, Any] = {}  # of decoded tokens
 
     def forward(
         self,
@@ -163,11 +187,22 @@ class PolicyAttention(AttentionImpl[Step]):
         if attn_metadata is None:
             return output.zero_()
         index = extract_layer_index(layer.layer_name)
+        decoded, places = list[Layer](), list[int]()
         for part, before, layers in attn_metadata.parts:
             mine = layers[index]
             if mine.seen != before:
                 raise RuntimeError(f"{before} tokens before these, {mine.seen} seen")
+            if before and part.stop == part.start + 1:
+                decoded.append(mine)
+                places.append(part.start)
+                continue
             q, k, v = (x[part].transpose(0, 1).unsqueeze(0) for x in (query, key, value))
             out = advance(mine, q, k, v, scale=self.scale, softcap=self.softcap)
             output[part] = out[0].transpose(0, 1)
+        if decoded:
+            q, k, v = (x[places].unsqueeze(2) for x in (query, key, value))
+            how: dict[str, Any] = {"scale": self.scale, "softcap": self.softcap}
+            output[places] = advance_together(decoded, q, k, v, self._memo, **how).squeeze(2)
+        if index == self.served.shape.layers - 1:
+            attn_metadata.done()
         return output

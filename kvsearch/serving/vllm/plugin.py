@@ -6,7 +6,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from kvsearch.errors import ModelError, RunError
-from kvsearch.serving.vllm.names import VERSION
+from kvsearch.serving.vllm.names import VERSIONS
 
 _DONE = "_kvsearch"
 _USERS_OF_POOL = (  # modules of vLLM that hold `allocate_kv_cache` by name
@@ -23,12 +23,12 @@ def installed() -> str:
             return version(name)
         except PackageNotFoundError:
             continue
-    raise RunError(f"vLLM is not installed; install version {VERSION}")
+    raise RunError(f"vLLM is not installed; install version {VERSIONS[-1]}")
 
 
 def fits(found: str) -> bool:
     """Whether the plugin was written for that version."""
-    return found.split("+")[0].split(".")[:2] == VERSION.split(".")
+    return ".".join(found.split("+")[0].split(".")[:2]) in VERSIONS
 
 
 def install() -> None:
@@ -53,6 +53,7 @@ def _check_configurations(kind: Any, found: str) -> None:
     def checked(self: Any) -> None:
         from vllm.logger import init_logger
 
+        from kvsearch.serving.vllm.counters import publish
         from kvsearch.serving.vllm.served import policy_file, require_config, served
 
         made(self)
@@ -61,12 +62,15 @@ def _check_configurations(kind: Any, found: str) -> None:
         if not fits(found):
             raise RunError(
                 f"vLLM {found} is installed, and this version of kvsearch serves policies with "
-                f"vLLM {VERSION}; install that, or name no policy"
+                f"vLLM {' and '.join(VERSIONS)}; install one of these, or name no policy"
             )
         require_config(self)
         policy = served(self)
         if policy is not None:
             self.cache_config.enable_prefix_caching = False
+            policy.require_room(self)
+            policy.tell_prompts(self.model_config)
+            publish()
             init_logger("vllm.kvsearch").info_once(policy.words(self.model_config.max_model_len))
 
     kind.__post_init__ = checked

@@ -13,8 +13,9 @@ from kvsearch.cache.model.rotary import Rotary
 from kvsearch.errors import ModelError, RunError
 from kvsearch.models.shape import shape_of
 from kvsearch.policy import ModelShape, Policy, check, layout
+from kvsearch.policy.schedule import Clock
 from kvsearch.serving.accepts import require_servable
-from kvsearch.serving.account import Account, account
+from kvsearch.serving.account import Account, account, waiting, waits
 from kvsearch.serving.vllm.names import OPTION, POLICY
 
 
@@ -33,18 +34,52 @@ class Served:
         self.native = dtype if half else torch.float16
         self._accounts: dict[tuple[int, int], Account] = {}
 
-    def layers(self) -> list[Layer]:
-        """Empty layers for a new request."""
-        return empty_layers(
+    def layers(self, prompt: int = 0) -> list[Layer]:
+        """Empty layers for a new request, whose prompt has so many tokens where that matters."""
+        made = empty_layers(
             self.policy, self.shape, self._rotaries, self._lost, packed=True, native=self.native
         )
+        for layer in made:
+            layer.expects = prompt or None
+        return made
+
+    @property
+    def waits(self) -> bool:
+        """Whether the policy compacts after the prompt."""
+        return waits(self.policy)
+
+    def compactions(self, before: int, end: int, prompt: int) -> int:
+        """How often a request is compacted that grows from `before` to `end` tokens."""
+        clock, many = Clock(self.policy.interval if self.policy.compacts else None,
+                            self.policy.trigger), 0  # fmt: skip
+        due = clock.after(before, prompt)
+        while due is not None and due <= end:
+            many, due = many + 1, clock.after(due, prompt)
+        return many
+
+    def tell_prompts(self, model_config: Any) -> None:
+        """Let vLLM say how long prompts are, where the policy waits for their end.
+
+        Both of its model runners tell a backend that for models whose sliding window begins behind
+        the prompt (R-SWA), which they know by this number and ask for nothing else.
+        """
+        if self.waits:
+            model_config.model_arch_config.rswa_window = model_config.max_model_len
 
     def words(self, longest: int) -> str:
         """One sentence for vLLM's log."""
         peak, full = (layout(p, self.shape).bytes_peak(longest) for p in (self.policy, Policy()))
+        if not self.waits:
+            return (
+                f"kvsearch: a request of {longest:,} tokens takes at most {peak:,} bytes, "
+                f"{100 * peak / full:.3g} % of 16 bits for every token; prefix caching is off"
+            )
+        sizes = layout(self.policy, self.shape)
+        left, peak = sizes.bytes_at(longest, longest), waiting(sizes, longest)
         return (
-            f"kvsearch: a request of {longest:,} tokens takes at most {peak:,} bytes, "
-            f"{100 * peak / full:.3g} % of 16 bits for every token; prefix caching is off"
+            f"kvsearch: a prompt of {longest:,} tokens takes {left:,} bytes once it has been read, "
+            f"{100 * left / full:.3g} % of 16 bits for every token, and up to {peak:,} before, "
+            "where it comes in pieces; prefix caching is off"
         )
 
     def account(self, longest: int, per_block: int) -> Account:
@@ -53,6 +88,22 @@ class Served:
         if sizes not in self._accounts:
             self._accounts[sizes] = account(self.policy, self.shape, *sizes)
         return self._accounts[sizes]
+
+    def require_room(self, config: Any) -> None:
+        """Raise a `RunError` where the memory that vLLM is given holds not one request."""
+        memory, longest = (
+            config.cache_config.kv_cache_memory_bytes,
+            config.model_config.max_model_len,
+        )
+        if memory is None:
+            return
+        counted = self.account(longest, config.cache_config.block_size or 16)
+        need = (counted.most + 1) * counted.page * self.shape.layers  # a block is nobody's
+        if need > memory:
+            raise RunError(
+                f"--kv-cache-memory-bytes {memory:,} holds not one request of {longest:,} tokens, "
+                f"for which this policy needs {need:,}; raise it, or lower --max-model-len"
+            )
 
     @cached_property
     def _rotaries(self) -> list[Rotary | None]:
