@@ -1,8 +1,8 @@
 """What requests hold, on vLLM's own `/metrics`.
 
 The process that attends is not the one that answers HTTP. So the counts lie in a small file that
-both map: the first process in which the plugin is installed makes it and names it in the
-environment, which the others inherit.
+both map: the first process that serves a policy makes it and names it in the environment, which the
+others inherit. Once mapped it is there for both, also where something clears the temporary folder.
 """
 
 import atexit
@@ -39,7 +39,7 @@ def publish() -> None:
         os.close(handle)
         os.environ[PLACE] = name
         atexit.register(_remove, name, os.getpid())
-    prometheus_client.REGISTRY.register(_Collector(os.environ[PLACE]))
+    prometheus_client.REGISTRY.register(_Collector())
 
 
 def _remove(name: str, owner: int) -> None:
@@ -51,25 +51,28 @@ def _remove(name: str, owner: int) -> None:
 class _Collector:
     """What prometheus_client asks at every scrape."""
 
-    def __init__(self, name: str) -> None:
-        self._name = name
+    def __init__(self) -> None:
+        self._map = shared()
 
     def collect(self) -> Iterator[Any]:
         """The counts, as its families."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-        for name, value in counted(self._name).items():
+        for name, value in counted(self._map).items():
             kind = CounterMetricFamily if name == "compactions" else GaugeMetricFamily
             yield kind(f"kvsearch:{name}", COUNTS[name], value=value)
 
 
-def counted(file: str) -> dict[str, float]:
-    """The counts in a file; none where it is gone."""
-    try:
-        with open(file, "rb") as f:
-            return dict(zip(COUNTS, _FORM.unpack(f.read(_FORM.size)), strict=True))
-    except (OSError, struct.error):
-        return {}
+def shared() -> mmap.mmap | None:
+    """The counts, as every process of a server sees them; None where there is no file."""
+    with suppress(OSError), open(os.environ.get(PLACE, ""), "r+b") as f:
+        return mmap.mmap(f.fileno(), _FORM.size)
+    return None
+
+
+def counted(shared: mmap.mmap | None) -> dict[str, float]:
+    """The counts by name; nothing without any."""
+    return {} if shared is None else dict(zip(COUNTS, _FORM.unpack(shared[:]), strict=True))
 
 
 class Counts:
@@ -78,9 +81,7 @@ class Counts:
     def __init__(self) -> None:
         self._at = self._compactions = 0.0
         self._resident = 0
-        self._map: mmap.mmap | None = None
-        with suppress(OSError), open(os.environ.get(PLACE, ""), "r+b") as f:
-            self._map = mmap.mmap(f.fileno(), _FORM.size)
+        self._map = shared()
 
     def note(self, held: Any, *, counted: int, room: int, compactions: int) -> None:
         """Write what is held after a step.
