@@ -78,7 +78,7 @@ def _at_defaults(policy: Policy, names: tuple[str, ...], shape: ModelShape | Non
     given = policy
     rule = policy.rule
     after = rule is not None and ("rereading" in rule.needs or policy.budgets.across == "model")
-    if after and "trigger" in lost:  # no prompt, nothing after it
+    if "rule" in lost or (after and "trigger" in lost):  # no prompt, nothing after it
         shares = Budgets() if policy.budgets.kind == "adakv" else policy.budgets
         given = policy.model_copy(update={"rule": None, "budgets": shares})
     for name in lost:

@@ -397,7 +397,9 @@ def test_a_published_method_is_a_point_of_llamacpps_space() -> None:
 def test_a_level_of_proof_rests_on_a_kept_study(name: str) -> None:
     """`nll`: every record agrees, on so many tokens; `runs`: it generated, or told losses.
 
-    Requests in vLLM are fewer tokens: means within 1e-3 nats in 16 bits, 5e-3 below.
+    Requests in vLLM are fewer tokens: means within 1e-3 nats in 16 bits, 5e-3 below. Of a policy
+    that waits for the prompt's end they are the generated ones, so few that 5e-3 is less than their
+    mean is known to in 4 bits: there the interval has 0.
     """
     target = find(name)
     if target.environment is None:
@@ -410,9 +412,13 @@ def test_a_level_of_proof_rests_on_a_kept_study(name: str) -> None:
     if name == "vllm":
         assert len(records) >= 5
         for r in records:
-            assert len(r["requests"]) == 2 and r["loss"]["tokens"] >= 498
+            few, off = "losses_of" in r, r["loss"]["off"]
+            assert len(r["requests"]) == 2 and r["loss"]["tokens"] >= (64 if few else 498)
             quantised = Policy.build(r["policy"]).quantizes
-            assert abs(r["loss"]["off"]["mean"]) <= (0.005 if quantised else 0.001)
+            if few and quantised:
+                assert off["lo"] <= 0 <= off["hi"]
+            else:
+                assert abs(off["mean"]) <= (0.005 if quantised else 0.001)
     elif target.proof == "nll":
         least = 512 if name == "kvpress" else 4096  # several short windows, or one long one
         assert all(r["loss"]["agrees"] and r["loss"]["tokens"] >= least for r in records)
