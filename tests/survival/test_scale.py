@@ -30,10 +30,12 @@ def test_the_driver_costs_less_than_a_twentieth_of_a_second_evaluation(
     sampler: str, tmp_path: Path
 ) -> None:
     executor = Timed(Simulated(toy.Session(Toy(tmp_path / "log", 0.0)), 8))
+    before = python_work()
     done = search(executor, tmp_path, trials=40, sampler=sampler, warm_start=False)
     evaluated = sum(t.state in ("complete", "pruned", "failed") for t in done)
     assert evaluated == 40
-    slower = max(1.0, python_work() / PYTHON)  # an older or busy processor makes no worse driver
+    # an older or busy processor makes no worse driver, whether it is busy at first or in the end
+    slower = max(PYTHON, before, python_work()) / PYTHON
     assert sum(executor.cpu) / evaluated < 0.05 * slower  # of CPU; the wall's depends on neighbours
 
 
