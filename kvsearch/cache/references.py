@@ -8,7 +8,7 @@ from torch import Tensor
 
 from kvsearch.cache.call import Call
 
-MOST = 1024  # positions of a prompt whose queries are references
+MOST = 256  # positions of a prompt whose queries are references
 ROWS = 512  # references of one attention map
 
 

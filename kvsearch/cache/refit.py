@@ -20,7 +20,7 @@ from torch.nn.functional import pad
 from kvsearch.cache.layer import Layer
 from kvsearch.cache.references import References
 
-RIDGE = 1e-3  # of what slots are given on average, squared and summed over references
+RIDGE = 0.1  # of what slots are given on average, squared and summed over references
 
 
 @dataclass(frozen=True)

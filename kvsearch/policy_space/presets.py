@@ -30,6 +30,7 @@ TIERS: dict[str, tuple[Tier, ...]] = {
     "k4v2": _tiers((1, 4, 2)),
     "k3v4": _tiers((1, 3, 4)),
     "k3v3": _tiers((1, 3, 3)),
+    "k3v2": _tiers((1, 3, 2)),
     "k2v2": _tiers((1, 2, 2)),
     "k1v1": _tiers((1, 1, 1)),
     "8-4": _tiers((0.3, 8, 8), (0.7, 4, 4)),

@@ -37,7 +37,7 @@ from kvsearch.session.make_workloads import from_tasks
 from kvsearch.session.progress import Shown
 from kvsearch.workloads import parse
 from kvsearch.workloads.text import tokenize
-from kvsearch.workloads.text.read import builtin
+from kvsearch.workloads.text.read import builtin, read_file
 
 HERE = Path(__file__).parent
 FIRST, RIDGE = refit.fitted, refit.RIDGE
@@ -145,6 +145,8 @@ def main() -> None:
     parser.add_argument("--contexts", type=int, default=3)
     parser.add_argument("--first", type=int, default=0, help="contexts that were measured already")
     parser.add_argument("--parts", type=int, nargs="+", default=[1, 8, 16, 32])
+    parser.add_argument("--text", help="of prose; the built-in text if absent")
+    parser.add_argument("--bits", default="k5v4")
     parser.add_argument("--offset", default="none")
     parser.add_argument("--ways", nargs="+", default=["evicted", "second reading"])
     given = parser.parse_args()
@@ -152,13 +154,13 @@ def main() -> None:
     loaded = load_model(*([given.model] if given.model else []))
     evaluator, noted, shape = Evaluator(loaded), Noted(), loaded.shape
     spec = parse(f"{given.task},tokens={given.tokens}")
-    text = tokenize(loaded.tokenizer, builtin())
+    text = tokenize(loaded.tokenizer, read_file(given.text) if given.text else builtin())
     items = from_tasks(loaded, [spec], text, "agnostic", given.contexts, 0)[0].items
     offset = None
     if given.offset != "none":
         means, _ = key_offsets.of_model(evaluator, Shown(quiet=True).step)
         offset = means.offset(loaded.model, given.tokens)
-    knobs = {**METHODS["kvzip+k5v4+refit"].knobs, "offset": given.offset}
+    knobs = {**METHODS["kvzip+k5v4+refit"].knobs, "offset": given.offset, "tiers": given.bits}
     for number, item in enumerate(items):
         for part in given.parts if number >= given.first else ():
             policy = Policy()
@@ -176,7 +178,8 @@ def main() -> None:
                     noted.fit(layer, i, way)
                 row: dict[str, Any] = {
                     "model": given.name, "task": given.task, "tokens": given.tokens,
-                    "context": number, "part": part, "way": way, "slots": policy.slots,
+                    "context": number, "part": part, "way": way, "bits": given.bits,
+                    "slots": policy.slots,
                     "fit": round(time.perf_counter() - start, 2), "prompt": round(prompt, 2),
                     "unfitted": cache.unfitted, "nll": [], "exact": [],
                 }  # fmt: skip

@@ -20,6 +20,7 @@ _SHAPES: list[tuple[Knobs, int, str, tuple[float, ...]]] = [  # recent tokens, b
 AS_KEYS_ARE = "mean+k5v4+heads0.5, keys as they are"  # on models whose keys get an offset elsewhere
 # which compact once a context has been read
 PROMPTED = ("kvzip", "kvzip+k5v4", "kvzip+k5v4+refit", "snapkv-prompt")
+FEWER_BITS = ("k4v3", "k3v3", "k3v2")  # for 1/16 of the bytes and less
 PUBLISHED = ("h2o", "tova", "snapkv", "streamingllm")
 COMBINED = ("h2o+int4-fine", "xmu+int4", "window+int4")
 
@@ -49,4 +50,13 @@ def others() -> dict[str, Knobs]:
         "window+int4, keys as they are": window,
         "window+int4, keys as they are, along tokens": {**window, "along": "tokens"},
     }
-    return repairs | {n: dict(METHODS[n].knobs) for n in ("keydiff", *PROMPTED)}
+    few: dict[str, Knobs] = {}
+    for tiers in FEWER_BITS:
+        for end in ("", "+refit"):
+            few[f"kvzip+{tiers}{end}"] = {**METHODS[f"kvzip+k5v4{end}"].knobs, "tiers": tiers}
+        for exponent in (0.75, 1.0, 1.5):
+            knobs: Knobs = {"recent_window": 16, "tiers": tiers, "exponent": exponent}
+            few[f"mean+{tiers}+heads{exponent:g}+recent16"] = {**_MEAN, **knobs}
+            few[f"h2o+{tiers}+heads{exponent:g}"] = {**_H2O, **knobs}
+    few = {name: knobs for name, knobs in few.items() if name not in candidates()}
+    return few | repairs | {n: dict(METHODS[n].knobs) for n in ("keydiff", *PROMPTED)}

@@ -72,8 +72,9 @@ def on_text(o: argparse.Namespace, name: str, files: tuple[str, ...]) -> None:
         if means.large and knobs.get("tiers", "16") != "16":
             knobs = {"offset": key_offsets.WANTED, **knobs}
         prompt = part.items[0].context.size if knobs.get("trigger") == "prompt" else 0
+        mine = replace(setting, prompt=prompt, tokens=part.longest if prompt else o.context)
         try:
-            built = build(knobs, replace(setting, prompt=prompt), name=policy)
+            built = build(knobs, mine, name=policy)
             got = losses(evaluator, built, part).answers
         except KvsearchError as e:
             print(*key, e)
