@@ -1,4 +1,7 @@
-"""losses.csv from records/."""
+"""losses.csv from records/, and ways.csv from records/ridge-0.001/, where what is built was chosen.
+
+    python derive.py [--out FOLDER]
+"""
 
 import argparse
 import csv
@@ -21,29 +24,31 @@ WAYS = {
 }  # others were looked at in passing
 
 
-def losses() -> list[dict[str, object]]:
-    """A row for every model, task, share of the bytes and way: means over contexts."""
-    files = sorted(HERE.glob("records/*.jsonl"))
+def losses(pattern: str) -> list[dict[str, object]]:
+    """A row for every model, task, bits, share of the bytes and way: means over contexts."""
+    files = sorted(HERE.glob(f"records/{pattern}.jsonl"))
     rows = [json.loads(x) for f in files for x in f.read_text("utf-8").splitlines()]
     cells: dict[tuple[Any, ...], dict[int, dict[str, Any]]] = {}
     for r in (r for r in rows if r["way"] in WAYS):  # what was measured twice counts once
-        key = r["model"], r["task"], r["tokens"], r["part"], [*WAYS].index(r["way"])
+        bits = "k16v16" if r["part"] == 1 else r.get("bits", "k5v4")
+        key = r["model"], r["task"], r["tokens"], r["part"], bits, [*WAYS].index(r["way"])
         cells.setdefault(key, {})[r["context"]] = r
     out = []
-    for (model, task, tokens, part, way), each in sorted(cells.items()):
+    for (model, task, tokens, part, bits, way), each in sorted(cells.items()):
         some = [*each.values()]
 
-        def nll(part: int, way: str, some: Any = some, at: Any = (model, task, tokens)) -> float:
+        def nll(*which: Any, some: Any = some, at: Any = (model, task, tokens)) -> float:
             """Of the same contexts."""
-            there = cells[(*at, part, [*WAYS].index(way))]
+            there = cells[(*at, *which)]
             return _mean([x for r in some for x in there[r["context"]]["nll"]])
 
-        mine, full = _mean([x for r in some for x in r["nll"]]), nll(1, "full")
+        mine, full = _mean([x for r in some for x in r["nll"]]), nll(1, "k16v16", 0)
         row: dict[str, object] = {
             "model": model,
             "task": task,
             "tokens": tokens,
             "bytes": f"1/{part}",
+            "bits": bits,
             "slots": some[0]["slots"] or tokens,
             "way": [*WAYS.values()][way],
             "contexts": len(some),
@@ -55,7 +60,7 @@ def losses() -> list[dict[str, object]]:
             "fit_of_prompt": "",
         }
         if way > 1:
-            evicted = nll(part, "evicted")
+            evicted = nll(part, bits, 1)
             row["won_back"] = f"{(evicted - mine) / (evicted - full):.2f}"
             row["fit_of_prompt"] = f"{_mean([r['fit'] / r['prompt'] for r in some]):.2f}"
             assert not any(r["unfitted"] for r in some)
@@ -70,11 +75,13 @@ def _mean(numbers: list[float]) -> float:
 def main() -> None:
     ask = argparse.ArgumentParser(description=__doc__)
     ask.add_argument("--out", type=Path, default=HERE)
-    out, found, text = ask.parse_args().out, losses(), io.StringIO()
-    writer = csv.DictWriter(text, fieldnames=list(found[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(found)
-    (out / "losses.csv").write_text(text.getvalue(), newline="\n")
+    out = ask.parse_args().out
+    for name, pattern in (("losses.csv", "*"), ("ways.csv", "ridge-0.001/*")):
+        found, text = losses(pattern), io.StringIO()
+        writer = csv.DictWriter(text, fieldnames=list(found[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(found)
+        (out / name).write_text(text.getvalue(), newline="\n")
 
 
 if __name__ == "__main__":
