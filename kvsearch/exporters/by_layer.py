@@ -118,7 +118,8 @@ MODELOPT = Target(
     notes=(
         "It is a form of checkpoints: put hf_quant_config.json beside weights that are not "
         "quantised, and into the file that is there where they are.",
-        "vLLM reads one format for all layers; kv_cache_quantized_layers it reads by an open pull "
+        "vLLM 0.32.0 reads it only where it names an algorithm of the weights, too, and one format "
+        "for all layers (its source; not run); kv_cache_quantized_layers it reads by an open pull "
         "request (56116), which does not take fp8 keys beside nvfp4 values.",
         "Layers are called model.layers.N.self_attn; where a model's have other names, the keys "
         "have to be changed.",

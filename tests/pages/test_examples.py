@@ -11,7 +11,12 @@ import click
 import pytest
 
 from kvsearch.cli import cli
-from kvsearch.policy import Policy
+from kvsearch.exporters import TARGETS, Job, artefact, find, project
+from kvsearch.exporters.space import why_not
+from kvsearch.exporters.target_space import aim
+from kvsearch.policy import ModelShape, Policy
+from kvsearch.policy_space import Setting, load
+from tests.random_policies import policies
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "docs" / "examples"
@@ -71,6 +76,42 @@ def test_commands_of_a_page_have_the_options_that_it_gives(
         except click.BadParameter as error:  # a file of the reader's, which is not here
             assert not isinstance(error, click.MissingParameter), (name, args)
             assert "does not exist" in error.message, (name, args, error.message)
+
+
+RECIPES = (ROOT / "docs/recipes.md").read_text(encoding="utf-8").split("\n## ")[1:]
+SHAPE = ModelShape(layers=4, kv_heads=2, head_dim=64, heads=4)
+
+
+def test_every_target_has_one_recipe_in_the_order_of_the_table() -> None:
+    assert [re.findall(r" --to (\w+) -o", recipe) for recipe in RECIPES] == [[n] for n in TARGETS]
+
+
+@pytest.mark.parametrize(("name", "recipe"), [*zip(TARGETS, RECIPES, strict=False)])
+def test_a_recipe_says_what_its_target_does(name: str, recipe: str, tmp_path: Path) -> None:
+    """Versions, level of proof, a search that is not refused, and the files, one of which runs."""
+    target = find(name)
+    assert re.findall(r"\[(\w+)\]\(targets.md#levels-of-proof\)", recipe) == [target.proof]
+    needs = () if target.environment is None else target.environment.requirements
+    pins = re.findall(r"[\w-]+==[\w.]+", recipe)
+    assert all(pin in needs or pin.endswith(f"=={target.version}") for pin in pins), pins
+    page = tmp_path / "recipe.md"
+    page.write_text(recipe, encoding="utf-8")
+    searches = [args for command, *args in commands(page) if command == "run"]
+    assert len(searches) == (why_not(target, on_prompts=True) is None)
+    for args in searches:
+        prompts = 480 if "--prompts" in args else 0
+        budget = SHAPE.budget_bytes(int(args[args.index("--budget") + 1]))
+        assert args[args.index("--target") + 1] == name
+        assert bool(prompts) == (why_not(target) is not None)
+        base = load("prompts" if prompts else "default")
+        aim(name, base, Setting(SHAPE, budget, 1536, prompt=prompts))
+    made: set[str] = set()
+    for asked in policies(100, SHAPE, seed=4):
+        made |= artefact(Job(project(asked, target, SHAPE), SHAPE, "MODEL"), target).files.keys()
+    *_, export, last = blocks(page, "")[0].splitlines()
+    assert {*re.findall(r"[\w-]+\.\w+|Modelfile", export.partition(" #")[2])} == made
+    used = {*re.findall(r"deploy/([\w.-]+)", last)}
+    assert used and used <= made
 
 
 def test_policies_of_the_policy_page_are_policies() -> None:
