@@ -18,7 +18,7 @@ HERE = Path(__file__).parent
 
 
 def rows() -> list[dict[str, object]]:
-    """Of `records/CONTEXT-BUDGET/MODEL.jsonl`, best on facts first."""
+    """Of `records/CONTEXT-BUDGET/MODEL.jsonl`."""
     found = []
     for file in sorted(HERE.glob("records/*/*.jsonl")):
         context, budget = map(int, file.parent.name.split("-"))
@@ -40,7 +40,7 @@ def rows() -> list[dict[str, object]]:
                 "full_exact": sum(sum(x["exact"]) for x in theirs),
                 "asks": sum(sum(x["asks"]) for x in mine),
             })  # fmt: skip
-    return sorted(found, key=lambda r: (r["model"], r["context"], -int(str(r["budget"])), float(str(r["facts_nll"]))))  # fmt: skip
+    return found
 
 
 def _mean(records: list[dict], field: str) -> float:

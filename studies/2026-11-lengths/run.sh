@@ -10,9 +10,7 @@ measure() { # MODEL CONTEXT BUDGET POLICY ...
 wikitext=$1 sotu=$2
 points="mean+k5v4+heads0.5 h2o+k4v3+heads0.75 h2o+k3v3+heads1"
 for model in smollm2-135m "$3"; do
-    measure "$model" 2048 256 full h2o $points
     measure "$model" 2048 128 full h2o $points mean+k4v3+heads0.75 h2o+k5v4+heads0.75+recent64 window+int4 kvzip+k5v4 kvzip+k4v3+refit
 done
-measure smollm2-135m 2048 256 kvzip+k5v4
-measure smollm2-135m 4096 512 full h2o $points kvzip+k5v4
-measure smollm2-135m 4096 256 full h2o $points kvzip+k4v3+refit
+measure smollm2-135m 2048 256 full h2o $points kvzip+k5v4
+measure smollm2-135m 4096 512 full $points kvzip+k5v4

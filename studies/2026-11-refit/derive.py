@@ -1,6 +1,6 @@
 """losses.csv from records/, and ways.csv from records/ridge-0.001/, where what is built was chosen.
 
-    python derive.py [--out FOLDER]
+python derive.py [--out FOLDER]
 """
 
 import argparse
