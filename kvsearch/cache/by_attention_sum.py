@@ -129,8 +129,8 @@ def while_filling(group: HeadGroup, call: Call) -> Tensor:
     G = Hq // H
     kind, quantised = torch.promote_types(q.dtype, torch.float32), _quantised(group, call)
     new, old = quantised or (k, v), store.read() if n else None
-    held = [torch.cat(x, 2) for x in zip(*filter(None, (old, new)), strict=True)]  # a copy
-    ks, vs = (x.to(kind) for x in held)
+    keys, values = (torch.cat(x, 2) for x in zip(*filter(None, (old, new)), strict=True))  # copies
+    ks, vs = keys.to(kind), values.to(kind)
     out = q.new_empty(B, Hq, M, V)
     rolls = scorer.blocks > 1  # partial sums of several intervals are kept apart
     step = c if rolls else max(1, ROWS // c) * c
@@ -164,7 +164,7 @@ def while_filling(group: HeadGroup, call: Call) -> Tensor:
         if rolls:
             scorer.keep(None)
     pools = pools_of_ages(group.layout, n + M, q.device)
-    store.hold(*held, pools, torch.arange(n + M, device=q.device), M)
+    store.hold(keys, values, pools, torch.arange(n + M, device=q.device), M)
     return out
 
 

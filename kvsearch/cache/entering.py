@@ -39,9 +39,7 @@ class OpenTier:
     def part(self) -> Part:
         """Keys and values, as the op takes them."""
         keys, values = self.group.codecs[0]
-        return Part(
-            keys.packed(self.held[0]), values.packed(self.held[1]), keys.fmt, values.fmt
-        )
+        return Part(keys.packed(self.held[0]), values.packed(self.held[1]), keys.fmt, values.fmt)
 
     @property
     def room(self) -> int:
