@@ -123,15 +123,14 @@ def while_filling(group: HeadGroup, call: Call) -> Tensor:
     """
     q, k, v, softcap = call.q, call.k, call.v, call.softcap
     scorer, store, c = group.scorer, group.store, group.layout.policy.interval
-    assert isinstance(scorer, AttentionScorer)
+    assert isinstance(scorer, AttentionScorer) and isinstance(store, DenseStore)
     B, Hq, M, D = q.shape
     H, V, n = k.shape[1], v.shape[3], store.n
     G = Hq // H
     kind, quantised = torch.promote_types(q.dtype, torch.float32), _quantised(group, call)
-    ks, vs = quantised or (k, v)
-    if n:
-        ks, vs = (torch.cat([x, y], 2) for x, y in zip(store.read(), (ks, vs), strict=True))
-    ks, vs = ks.to(kind), vs.to(kind)
+    new, old = quantised or (k, v), store.read() if n else None
+    keys, values = (torch.cat(x, 2) for x in zip(*filter(None, (old, new)), strict=True))  # copies
+    ks, vs = keys.to(kind), values.to(kind)
     out = q.new_empty(B, Hq, M, V)
     rolls = scorer.blocks > 1  # partial sums of several intervals are kept apart
     step = c if rolls else max(1, ROWS // c) * c
@@ -164,8 +163,8 @@ def while_filling(group: HeadGroup, call: Call) -> Tensor:
         scorer.add((votes @ p.view(B, H, G * R, N)).squeeze(2), call.seen + start, R)
         if rolls:
             scorer.keep(None)
-    store.append(k, v)
-    store.compact(None, pools_of_ages(group.layout, store.n, q.device))
+    pools = pools_of_ages(group.layout, n + M, q.device)
+    store.hold(keys, values, pools, torch.arange(n + M, device=q.device), M)
     return out
 
 

@@ -16,8 +16,10 @@ from typing import Any
 
 from torch import Tensor
 
+from kvsearch.cache import entering
 from kvsearch.cache.by_segment import eviction
 from kvsearch.cache.call import Call
+from kvsearch.cache.entering import OpenTier
 from kvsearch.cache.head_group import HeadGroup
 from kvsearch.cache.layer import Layer
 from kvsearch.cache.slots.packed import PackedStore
@@ -37,6 +39,7 @@ class Step:
         stores: of its heads, as the op takes them.
         held: the store of each group, and which version of it this describes.
         due: the next compaction, in tokens seen.
+        tiers: those that tokens enter at once, of each group; none where they wait for `due`.
         impl: of the op, for a token like the one it was picked for.
         like: what a token must be like.
     """
@@ -44,6 +47,7 @@ class Step:
     stores: Stores
     held: Sequence[tuple[PackedStore, int]]
     due: int | None
+    tiers: Sequence[OpenTier] = ()
     impl: str = ""
     like: object = None
 
@@ -142,6 +146,10 @@ def taken(layer: Layer, call: Call) -> bool:
         Whether slots have moved.
     """
     step: Step = layer.step
+    if step.tiers:
+        if not entering.entered(layer, step.tiers):
+            layer.step = None
+        return True
     for group, heads, (store, _) in zip(layer.groups, step.stores.heads, step.held, strict=True):
         store.added()
         if group.scorer is None:
@@ -214,7 +222,8 @@ def _described(layer: Layer, k: Tensor, v: Tensor) -> Step | None:
     """
     found, held = list[Heads](), list[tuple[PackedStore, int]]()
     seen, due = layer.seen, layer.next_compaction(layer.seen)
-    for group in layer.groups:
+    tiers = [entering.opened(g, seen) for g in layer.groups] if entering.serves(layer) else []
+    for i, group in enumerate(layer.groups):
         store, mine = group.store, slice(group.heads.start, group.heads.stop)
         assert isinstance(store, PackedStore)
         store.reserve(k[:, mine], v[:, mine])
@@ -225,14 +234,18 @@ def _described(layer: Layer, k: Tensor, v: Tensor) -> Step | None:
             running = None if group.scorer is None else group.scorer.running
             if running is None:
                 return None
+            room = tiers[i].room + 1 if tiers else store.capacity
             sums = Sums(
-                running.room(seen, store.capacity), store.order(store.capacity),
+                running.room(seen, room), store.order(store.capacity),
                 held=store.n - store.used, end=0 if due is None else store.used + due - seen,
                 alpha=running.alpha, horizon=running.horizon, keep=running.decay,
             )  # fmt: skip
-        found.append(Heads(store.parts(), sums, _turned(group, store, seen)))
+        if tiers:
+            found.append(Heads([tiers[i].part, store.parts()[-1]], sums, None, tiers[i].entering))
+        else:
+            found.append(Heads(store.parts(), sums, _turned(group, store, seen)))
         held.append((store, store.version))
-    return Step(Stores(found, layer.tables), held, due)
+    return Step(Stores(found, layer.tables), held, due, tiers)
 
 
 def _turned(group: HeadGroup, store: PackedStore, seen: int) -> Turned | None:

@@ -60,6 +60,11 @@ class RunningSums:
         """Of the slots in use `[B, V, N]`."""
         return None if self._born is None else self._born[..., : self.count]
 
+    @property
+    def births(self) -> "Tensor | None":
+        """`born` of slots to come, too, as far as there is room."""
+        return self._born
+
     def room(self, seen: int, slots: int) -> "Tensor":
         """The newest sums `[B, V, slots]`; the next token of those to come is born at `seen`."""
         import torch

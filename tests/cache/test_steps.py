@@ -7,11 +7,12 @@ import pytest
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from kvsearch.cache import PolicyCache, decoding
+from kvsearch.cache import PolicyCache, decoding, entering
 from kvsearch.cache.layer import Layer
 from kvsearch.cache.slots.packed import PackedStore
 from kvsearch.cache.ways import advance
-from kvsearch.policy import Policy, check
+from kvsearch.policy import Policy, Quantizer, Tier, check
+from kvsearch.rules import Attention
 from kvsearch.rules.attention import AttentionScorer
 from kvsearch.rules.expected_attention import ExpectedAttention, ExpectedAttentionScorer
 from tests import random_policies
@@ -92,6 +93,49 @@ def test_random_policies_decode_as_store_by_store(which, monkeypatch):
         assert policy.quantizes and book & REFERENCE
     else:
         assert ("decode_step" in mine.impls) == served
+
+
+def tier(keys: int, values: int, **more: bool) -> dict[str, object]:
+    tiers = (Tier(key_bits=keys, value_bits=values),)
+    return {"tiers": tiers, "quantizer": Quantizer(group=16, **more)}
+
+
+AT_ONCE = {
+    "as the zoo has it": Policy(
+        slots=48, recent_window=8, rule=Attention(beta=1), **tier(5, 4, rotate=True)
+    ),
+    "the token itself may leave": Policy(
+        slots=20, sinks=2, rule=Attention(alpha=1, beta=1), **tier(4, 3)
+    ),
+    "tova": Policy(slots=20, rule=Attention(horizon=1, share="layer"), **tier(8, 8)),
+    "decay": Policy(slots=60, rule=Attention(alpha=0.5, beta=1, horizon=16, kind="decay")),
+    "the oldest leaves": Policy(slots=40, sinks=4, **tier(4, 16)),
+    "all stay": Policy(**tier(2, 8)),
+}
+
+
+@pytest.mark.parametrize("asked", AT_ONCE.values(), ids=AT_ONCE)
+def test_tokens_enter_their_tier_at_once_as_by_compactions(asked, monkeypatch):
+    # room for few tokens, and a table of few ages: the layer is described anew in between
+    monkeypatch.setattr(entering, "LEAST", 8)
+    monkeypatch.setattr(entering, "divisors", lambda rule, _, n: rule.divided(torch.arange(n + 1)))
+    opened, real = list[object](), entering.opened
+    monkeypatch.setattr(entering, "opened", lambda *args: opened.append(args) or real(*args))
+    at_once = list(outputs(asked, 1))
+    mine = at_once[-1][1].held[1]
+    assert len(opened) > 2  # again as room ends, and after the second turn
+    monkeypatch.setattr(entering, "serves", lambda layer: False)
+    compacted = list(outputs(asked, 1))
+    its = compacted[-1][1].held[1]
+    for (out, _), (want, _) in zip(at_once, compacted, strict=True):
+        assert torch.equal(out, want)
+    assert (mine.seen, mine.peak_bytes, mine.nbytes) == (its.seen, its.peak_bytes, its.nbytes)
+    for a, b in zip(mine.groups, its.groups, strict=True):
+        held = [*a.store.read(), a.store.slot_pools()], [*b.store.read(), b.store.slot_pools()]
+        if a.scorer is not None:
+            for x, group in zip(held, (a, b), strict=True):
+                x += filter(lambda y: y is not None, (group.scorer.sums, group.scorer.born))
+        assert all(map(torch.equal, *held))
 
 
 def storages(layer: Layer) -> set[StorageWeakRef]:

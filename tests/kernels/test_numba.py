@@ -18,7 +18,7 @@ from test_trust import PROVEN
 from kvsearch_kernels import numba_loops
 from kvsearch_kernels.budget import HARDWARE, over_budget
 from kvsearch_kernels.codebooks import CODEBOOKS, Codebook
-from kvsearch_kernels.decode_step import Heads, Stores, Sums, decode_step
+from kvsearch_kernels.decode_step import Entering, Heads, Stores, Sums, decode_step
 from kvsearch_kernels.decode_step import probe as step_probe
 from kvsearch_kernels.evict_in_place import evict_in_place
 from kvsearch_kernels.numba_args import LEVELS
@@ -288,3 +288,52 @@ def test_keys_that_cannot_be_turned_are_named():
             "numba", q, k, v, type(stores)([replace(first, turned=own), *others]), **more
         )
     assert decode_step.pick(q, k, v, stores, **more) == "numba"
+
+
+@pytest.mark.parametrize("recent", [0, 3])
+def test_tokens_enter_a_tier_as_in_the_reference(recent):
+    B, H, D, n, room = 2, 2, 64, 9, 14  # 14 slots, of which 13 stay
+    draw = torch.Generator().manual_seed(recent)
+    formats = Format(5, 32, rotate=True), Format(3, 64)
+    sides = [quantize(torch.randn(B, H, room, D, generator=draw), fmt) for fmt in formats]
+    pools = [torch.zeros(B, H, 2, D, dtype=F16) for _ in range(2)]
+    sums = torch.rand(B, H, room + 1, generator=draw) * (torch.arange(room + 1) < n)
+    enters = Entering(
+        torch.tensor([n]), room - 1, 1, recent, born=torch.arange(room + 1).int().repeat(B, H, 1),
+        divisors=torch.arange(100.0),
+    )  # fmt: skip
+    lengths = torch.zeros(B, H, dtype=torch.int32)
+    parts = [Part(*sides, *formats), Part(*pools, lengths=lengths)]
+    mine = Stores([Heads(parts, Sums(sums, None, 0, 1, 1.0, None, 0.9), entering=enters)])
+    its = deepcopy(mine)
+    for token in range(12):
+        q, k, v = (torch.randn(B, h, D, generator=draw) for h in (2 * H, H, H))
+        asked = q, k.half().unsqueeze(2), v.half().unsqueeze(2)
+        got = decode_step.run("numba", *asked, mine, scale=0.3)
+        torch.testing.assert_close(got, decode_step.reference(*asked, its, scale=0.3))
+        (a,), (b,) = mine.heads, its.heads
+        held = int(enters.count)
+        assert held == min(room - 1, n + 1 + token) == int(b.entering.count)
+        for x, y in zip(sides, (b.parts[0].keys, b.parts[0].values), strict=True):
+            assert torch.equal(x.codes[:, :, :held], y.codes[:, :, :held])
+            assert torch.equal(x.scales[:, :, :held], y.scales[:, :, :held])
+        assert torch.equal(a.entering.born[..., : held + 1], b.entering.born[..., : held + 1])
+        torch.testing.assert_close(sums[..., : held + 1], b.sums.sums[..., : held + 1])
+        assert not lengths.any() and not b.parts[1].lengths.any()
+    born = enters.born[..., : room - 1]
+    assert (born[..., 0] == 0).all() and len({tuple(x) for x in born.flatten(0, 1).tolist()}) > 1
+
+
+def test_tiers_that_tokens_cannot_enter_are_named():
+    (q, k, v, stores), more = call(decode_step)
+    (first,) = stores.heads
+    how = Entering(torch.tensor([1]), None, 0, 0)
+    fmt = Format(4, 64, levels="lloyd")
+    tier = quantize(torch.randn(*first.parts[-1].keys.shape), fmt)
+    for parts, reason in (
+        ([*first.parts, *first.parts], "tokens enter the only tier beside the pool"),
+        ([Part(tier, tier, fmt, fmt), first.parts[-1]], "no loop by which tokens enter a tier of"),
+    ):
+        heads = replace(first, parts=parts, sums=None, entering=how)
+        with pytest.raises(UnsupportedError, match=reason):
+            decode_step.run("numba", q, k, v, Stores([heads]), **more)

@@ -16,8 +16,8 @@ from transformers import LlamaConfig
 from kvsearch.cache.layer import Layer, empty_layers
 from kvsearch.cache.ways import advance, advance_together
 from kvsearch.errors import KvsearchError, PolicyError, RunError
-from kvsearch.policy import Anchors, ModelShape, Policy, layout
-from kvsearch.rules import Critical, Reread
+from kvsearch.policy import Anchors, ModelShape, Policy, Quantizer, Tier, layout
+from kvsearch.rules import Attention, Critical, Reread
 from kvsearch.serving.accepts import UNREAD, require_servable
 from kvsearch.serving.account import Account, Row, account, waits
 from kvsearch.serving.table import Table
@@ -121,9 +121,10 @@ def test_a_prompt_in_pieces_is_held_as_one_in_a_call(trigger: str) -> None:
 
 def test_tokens_of_several_requests_are_decoded_together_to_the_same_bits() -> None:
     """Also while some of them are compacted, end or begin; and where no op serves all of them."""
-    joint = 0
-    for seed in range(14):
-        asked = servable(seed, ("stream", *AFTER)[seed % 4])
+    joint, tier = 0, (Tier(key_bits=5, value_bits=4),)
+    at_once = Policy(slots=40, tiers=tier, quantizer=Quantizer(group=16), rule=Attention(beta=1))
+    drawn = (servable(seed, ("stream", *AFTER)[seed % 4]) for seed in range(14))
+    for asked in (at_once, *drawn):
         rule = asked.active_rule
         if rule is not None and not rule.needs.isdisjoint({"queries", *UNREAD}):  # of a model
             continue

@@ -5,6 +5,7 @@ from collections.abc import Hashable
 from torch import Tensor
 
 from kvsearch_kernels.decode_step import triton_impl
+from kvsearch_kernels.decode_step.entering import Entering
 from kvsearch_kernels.decode_step.reference import Heads, Stores, Sums, reference
 from kvsearch_kernels.decode_step.turned import Turned
 from kvsearch_kernels.op import Op
@@ -34,4 +35,4 @@ def given(impl: str, stores: Stores) -> Hashable:
     return triton_impl.given(stores) if impl == "triton" else None
 
 
-__all__ = ["Heads", "Stores", "Sums", "Turned", "decode_step", "given", "prepare"]
+__all__ = ["Entering", "Heads", "Stores", "Sums", "Turned", "decode_step", "given", "prepare"]

@@ -36,6 +36,8 @@ def why_not(
     for heads in stores.heads:
         if reason := _why_not_pool(heads, k):
             return reason
+        if heads.entering is not None:
+            return "there is no kernel by which tokens enter a tier at once"
         count = heads.parts[-1].keys.shape[1]  # type: ignore[union-attr]
         mine = q[:, first * group : (first + count) * group]
         if reason := why_not_parts(mine, heads.parts, scale, softcap):

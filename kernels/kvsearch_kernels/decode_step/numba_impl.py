@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from kvsearch_kernels.decode_step.entering import Entering
 from kvsearch_kernels.decode_step.reference import Heads, Stores, why_not_alike
 from kvsearch_kernels.decode_step.turned import Turned, plain_waves
 from kvsearch_kernels.launch import checking
@@ -61,6 +62,8 @@ def _why_not(heads: Heads, q: Tensor, v: Tensor) -> str | None:
     pool, found = heads.parts[-1], heads.sums
     if heads.turned is not None and (reason := _why_not_turned(heads.turned)):
         return reason
+    if heads.entering is not None and (reason := _why_not_entering(heads, heads.entering)):
+        return reason
     if not isinstance(pool.keys, Tensor) or not isinstance(pool.values, Tensor):
         return "the last part must be in 16 bits"
     if pool.lengths is None or pool.lengths.dtype is not torch.int32:
@@ -78,6 +81,22 @@ def _why_not(heads: Heads, q: Tensor, v: Tensor) -> str | None:
     if len(got) != 3 or got[0] != B or got[1] == 0 or H % got[1] or got[2] > slots:
         return f"sums must be [{B}, {H} or 1, {slots} or fewer], got {got}"
     return why_not_memory(found.sums, *([] if found.order is None else [found.order]))
+
+
+def _why_not_entering(heads: Heads, how: Entering) -> str | None:
+    """Reason why a token cannot enter the tier of these heads, or None."""
+    if len(heads.parts) != 2 or heads.turned is not None:
+        return "tokens enter the only tier beside the pool, and their keys have the model's angle"
+    tier = heads.parts[0]
+    for fmt in (tier.key_format, tier.value_format):
+        if fmt is not None and (fmt.levels != "uniform" or fmt.bits < 2 or fmt.along == "tokens"):
+            return f"there is no loop by which tokens enter a tier of {fmt}"
+    if how.count.dtype is not torch.int64 or how.count.shape != (1,):
+        return f"count must be [1] int64, got {tuple(how.count.shape)} {how.count.dtype}"
+    both = [x for x in (how.born, how.divisors) if x is not None]
+    if how.born is not None and how.born.dtype is not torch.int32:
+        return f"births must be int32, got {how.born.dtype}"
+    return why_not_memory(how.count, *both)
 
 
 def _why_not_turned(how: Turned) -> str | None:
@@ -186,7 +205,7 @@ def _rows(stores: Stores) -> tuple[object, ...]:
                 found.alpha, found.keep,
             ]  # fmt: skip
             held.append(whole)
-        rows.append([*row, *_turns(heads, held)])
+        rows.append([*row, *_turns(heads, held), *_entering(heads.entering)])
         numbers.append(number)
     pool = stores.heads[0].parts[-1].keys
     assert isinstance(pool, Tensor) and pool.dtype in KINDS
@@ -209,6 +228,18 @@ def _turns(heads: Heads, held: list[object]) -> tuple[int, ...]:
     table = angles(freq.numpy().tobytes(), 1 << (most // FINE).bit_length())
     held += [whole, table]
     return (table.ctypes.data, freq.shape[0], *at, how.held)
+
+
+def _entering(how: Entering | None) -> tuple[int, ...]:
+    """Where a token enters a tier, see `numba_loops.rows`."""
+    from kvsearch_kernels.numba_loops.rows import ENTER
+
+    if how is None:
+        return (0,) * ENTER
+    target = NEVER if how.target is None else how.target
+    numbers = (how.count.data_ptr(), target, how.sinks, how.recent, int(how.forgets))
+    born = (0, 0, 0) if how.born is None else (how.born.data_ptr(), *how.born.stride()[:2])
+    return (*numbers, *born, 0 if how.divisors is None else how.divisors.data_ptr())
 
 
 def _waves(stores: Stores, query: torch.dtype, key: torch.dtype, batch: int) -> NDArray[np.float64]:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kvsearch_kernels.decode_step.entering import Entering, enter, in_use
 from kvsearch_kernels.decode_step.turned import Turned, arrived, as_read
 from kvsearch_kernels.launch import checking
 from kvsearch_kernels.packed_attention.reference import Part, attend
@@ -34,11 +35,13 @@ class Heads:
             lengths.
         sums: of their rule, or None if nobody asks what slots receive.
         turned: of keys that carry no angle; None where they have the model's.
+        entering: where the token goes from the pool; None where it stays there.
     """
 
     parts: Sequence[Part]
     sums: Sums | None = None
     turned: Turned | None = None
+    entering: Entering | None = None
 
 
 @dataclass(frozen=True)
@@ -87,12 +90,20 @@ def reference(
         new = (x.to(pool.keys.dtype) for x in (key, v[:, mine]))
         append(pool.keys, pool.values, pool.lengths, *new)
         parts = heads.parts if how is None else as_read(heads.parts, how, q.dtype)
+        if (enters := heads.entering) is not None:
+            parts = [in_use(parts[0], enters), pool]
         out, p = attend(query, parts, scale, softcap)
         if found is not None:
+            received, sums, held = p.mean(2), found.sums, found.held
+            if enters is not None:
+                held = int(enters.count)
+                received, sums = received[..., : held + 1], sums[..., : held + 1]
             tally(
-                found.sums, p.mean(2), found.order, pool.lengths, held=found.held, end=found.end,
+                sums, received, found.order, pool.lengths, held=held, end=found.end,
                 alpha=found.alpha, horizon=found.horizon, keep=found.keep,
             )  # fmt: skip
+        if enters is not None:
+            enter(heads.parts, None if found is None else found.sums, enters)
         outs.append(out)
         first = mine.stop
     return torch.cat(outs, 1)

@@ -15,4 +15,9 @@ FP16, BF16, SINGLE, DOUBLE, PACKED = range(5)  # kinds
 # channels that turn (0: keys are as they are), what slots are numbered by, with strides, and slots
 # of other parts than the pool.
 ANGLES, PAIRS, INDEX, BEFORE, TURN = 0, 1, 2, 6, 7
+# Where tokens enter a tier at once, behind the integers of angles, as `decode_step.entering` says
+# it: addresses of the count (0: they do not enter), of births with strides, and of divisors.
+ENTERS = HEADS + TURN
+COUNT, TARGET, SINKS, RECENT, FORGETS, BORN, BORN_B, BORN_V, DIVISORS = range(9)
+ENTER = 9  # integers
 FINE = 64  # angles of as many positions, then of multiples of that: any other is a sum of two

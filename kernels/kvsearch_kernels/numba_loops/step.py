@@ -6,10 +6,13 @@ from numba import carray, float32
 
 from kvsearch_kernels.numba_loops.attending import attend
 from kvsearch_kernels.numba_loops.compiled import compiled
+from kvsearch_kernels.numba_loops.entering import enter
 from kvsearch_kernels.numba_loops.memory import pointer, to_half
 from kvsearch_kernels.numba_loops.places import slot, slots_of
 from kvsearch_kernels.numba_loops.rows import (
     AT,
+    COUNT,
+    ENTERS,
     HEADS,
     LENGTHS,
     SIDE,
@@ -60,8 +63,8 @@ def step(q, k, v, parts, rows, numbers, scale, softcap, plain, out):
         q: queries `[B, Hq, D]` fp32 or fp64.
         k, v: keys and values of the token `[B, H, 1, bytes]`, in the type of the pools.
         parts: what is held, a row of integers for each part.
-        rows: of heads that are alike: their parts, how many they are, their rule's sums, and how
-            keys are turned; then `k` and `q` come from `arrive`.
+        rows: of heads that are alike: their parts, how many they are, their rule's sums, how
+            keys are turned (then `k` and `q` come from `arrive`), and where the token enters.
         numbers: of each of `rows`: the power of the slots seen, and the factor on the sums.
         scale, softcap, plain: as in `attend`.
         out: `[B, Hq, Dv]`.
@@ -69,7 +72,10 @@ def step(q, k, v, parts, rows, numbers, scale, softcap, plain, out):
     batch, group, first = q.shape[0], q.shape[1] // k.shape[1], 0
     for r in range(rows.shape[0]):
         row = rows[r]
-        mine, heads = parts[row[0] : row[1]], row[2]
+        mine, heads, how = parts[row[0] : row[1]], row[2], row[ENTERS:]
+        if how[COUNT]:
+            mine, row, n = mine.copy(), row.copy(), carray(pointer(how[COUNT]), 1, np.int64)[0]
+            mine[0, SLOTS], row[7], row[12] = n, n + 1, n
         pool = mine[-1]
         lengths = carray(pointer(pool[LENGTHS]), (batch, heads), np.int32)
         most = 0
@@ -97,6 +103,8 @@ def step(q, k, v, parts, rows, numbers, scale, softcap, plain, out):
                     out[b, first * group + g, d] = mean[b, g, d]
         if row[3]:
             _tally(received, row, numbers[r, 0], float32(numbers[r, 1]), lengths[0, 0])
+        if how[COUNT]:
+            enter(mine, row, how, batch)
         first += heads
 
 

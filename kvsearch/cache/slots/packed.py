@@ -33,7 +33,7 @@ class PackedStore:
     Attributes:
         used: slots of the 16-bit pool, which has room for tokens that come one by one.
         tags: pool of every compacted slot, `[N]` or `[B, V, N]` uint8.
-        version: changes with everything but a token that `added` counts.
+        version: changes with everything but a token that `added` or `entered` counts.
     """
 
     def __init__(self, layer: LayerLayout, native: torch.dtype, ran: Ran | None = None) -> None:
@@ -93,6 +93,26 @@ class PackedStore:
         self.used += m
         self.n += m
         self.residual += m
+
+    def opened(self, size: int) -> tuple[Held, Held]:
+        """Have room for `size` slots in the one tier, which holds all: keys and values with it."""
+        sides: list[Held] = []
+        for side in self._pools:
+            assert side[0] is not None
+            new = tuple(x.new_empty(*x.shape[:2], size, x.shape[3]) for x in side[0])
+            for x, old in zip(new, side[0], strict=True):
+                x[:, :, : self.n] = old
+            sides.append(new)
+        keys, values = sides
+        self.version += 1
+        self.entered((keys, values), self.n)
+        return keys, values
+
+    def entered(self, sides: tuple[Held, Held], n: int) -> None:
+        """Hold the first `n` slots of an `opened` tier."""
+        for side, held in zip(self._pools, sides, strict=True):
+            side[0] = tuple(x[:, :, :n] for x in held)
+        self.n, self.tags = n, self.tags.new_zeros(n)
 
     def _room(self) -> tuple[Tensor, Tensor]:
         """Keys and values of the 16-bit pool, with its room."""
