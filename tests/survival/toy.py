@@ -40,9 +40,11 @@ HEADS = HeadLosses(
 )  # fmt: skip
 SETTING = Setting(SHAPE, SHAPE.budget_bytes(96), TOKENS, heads=HEADS)
 DEFAULT = load_space("default")
-# without the axis that needs the keys of a model
+# without the axis that needs the keys of a model, and the bits that came after a file of jobs
+TIERS = DEFAULT.axes["tiers"]
+TIERS = TIERS.model_copy(update={"choice": tuple(x for x in TIERS.choice or () if x != "k3v2")})
 SPACE = DEFAULT.model_copy(
-    update={"axes": {k: v for k, v in DEFAULT.axes.items() if k != "offset"}}
+    update={"axes": {k: v for k, v in DEFAULT.axes.items() if k != "offset"} | {"tiers": TIERS}}
 )
 
 
