@@ -20,7 +20,6 @@ _SHAPES: list[tuple[Knobs, int, str, tuple[float, ...]]] = [  # recent tokens, b
 AS_KEYS_ARE = "mean+k5v4+heads0.5, keys as they are"  # on models whose keys get an offset elsewhere
 # which compact once a context has been read
 PROMPTED = ("kvzip", "kvzip+k5v4", "kvzip+k5v4+refit", "snapkv-prompt")
-FEWER_BITS = ("k4v3", "k3v3", "k3v2")  # for 1/16 of the bytes and less
 PUBLISHED = ("h2o", "tova", "snapkv", "streamingllm")
 COMBINED = ("h2o+int4-fine", "xmu+int4", "window+int4")
 
@@ -41,7 +40,7 @@ def policies() -> dict[str, Knobs]:
 
 
 def others() -> dict[str, Knobs]:
-    """What is measured where it is asked for (`--only`): repairs of keys, and more methods."""
+    """What is measured where it is asked for (`--only`): fewer bits, repairs, methods."""
     bare: Knobs = {**candidates()["mean+k5v4+heads0.5"], "offset": "none"}
     window: Knobs = {**METHODS["window+int4"].knobs, "offset": "none"}
     repairs: dict[str, Knobs] = {
@@ -50,13 +49,9 @@ def others() -> dict[str, Knobs]:
         "window+int4, keys as they are": window,
         "window+int4, keys as they are, along tokens": {**window, "along": "tokens"},
     }
-    few: dict[str, Knobs] = {}
-    for tiers in FEWER_BITS:
-        for end in ("", "+refit"):
-            few[f"kvzip+{tiers}{end}"] = {**METHODS[f"kvzip+k5v4{end}"].knobs, "tiers": tiers}
-        for exponent in (0.75, 1.0, 1.5):
-            knobs: Knobs = {"recent_window": 16, "tiers": tiers, "exponent": exponent}
-            few[f"mean+{tiers}+heads{exponent:g}+recent16"] = {**_MEAN, **knobs}
-            few[f"h2o+{tiers}+heads{exponent:g}"] = {**_H2O, **knobs}
-    few = {name: knobs for name, knobs in few.items() if name not in candidates()}
-    return few | repairs | {n: dict(METHODS[n].knobs) for n in ("keydiff", *PROMPTED)}
+    h2o: Knobs = {**_H2O, "recent_window": 16, "tiers": "k3v3", "exponent": 1.0}
+    fewer: dict[str, Knobs] = {
+        "h2o+k3v3+heads1": h2o,
+        "kvzip+k4v3+refit": {**METHODS["kvzip+k5v4+refit"].knobs, "tiers": "k4v3"},
+    }
+    return fewer | repairs | {n: dict(METHODS[n].knobs) for n in ("keydiff", *PROMPTED)}

@@ -138,6 +138,23 @@ def test_tokens_enter_their_tier_at_once_as_by_compactions(asked, monkeypatch):
         assert all(map(torch.equal, *held))
 
 
+@torch.inference_mode()
+def test_a_fork_shares_no_room_with_the_cache_that_it_was_taken_from():
+    model = MODEL.model
+    ids = torch.randint(0, model.config.vocab_size, (1, 60), generator=torch.Generator())
+
+    def fed(cache, tokens):
+        return torch.cat([model(x, past_key_values=cache).logits for x in tokens.split(1, 1)], 1)
+
+    cache, alone = (PolicyCache(AT_ONCE["as the zoo has it"], model) for _ in range(2))
+    for each in (cache, alone):
+        model(ids[:, :20], past_key_values=each)
+        fed(each, ids[:, 20:30])
+    fork = cache.fork()
+    fed(cache, ids[:, 45:60])
+    assert torch.equal(fed(fork, ids[:, 30:45]), fed(alone, ids[:, 30:45]))
+
+
 def storages(layer: Layer) -> set[StorageWeakRef]:
     """Memory of what is held of all slots, without holding it."""
     tensors = list[torch.Tensor]()

@@ -58,7 +58,7 @@ def enter(parts: Sequence[Part], sums: Tensor | None, how: Entering) -> None:
 
     Args:
         parts: the tier and the pool.
-        sums: what slots have received `[B, V, N]`; None where nobody asks.
+        sums: what slots have received `[B, V, N]`; None where no rule ranks by them.
         how: what to do.
     """
     tier, pool = parts
