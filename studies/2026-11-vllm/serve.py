@@ -2,20 +2,20 @@
 
     python serve.py MODEL jobs.json results.jsonl
 
-Each policy has a process of its own, because vLLM makes one engine in a process. They run at the
-same time, which needs about 2 GB of memory each.
+Each policy has a process of its own, because vLLM makes one engine in a process. They run one after
+the other, and each needs about 2 GB of memory.
 
 A job names a policy file or none, the requests' token ids, how many tokens to generate, and options
 of vLLM. What comes back: losses of the prompts and of the tokens generated, those tokens, vLLM's
-blocks, and the bytes that the requests' tensors had at their end.
+blocks, the bytes that the requests' tensors had at their end, and versions.
 """
 
-import contextlib
 import json
 import os
 import sys
 import time
 import traceback
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,8 @@ def held(worker: Any) -> dict[str, Any]:
 
 def serve(model: str, job: dict[str, Any]) -> dict[str, Any]:
     from vllm import LLM, SamplingParams
+
+    from kvsearch.serving.vllm.plugin import installed
 
     start = time.perf_counter()
     named = {"kvsearch_policy": job["policy"]} if job["policy"] else {}
@@ -65,6 +67,10 @@ def serve(model: str, job: dict[str, Any]) -> dict[str, Any]:
         "concurrency": told.kv_cache_max_concurrency,
         "prefix_caching": told.enable_prefix_caching,
         "preemptions": int(count.get("vllm:num_preemptions", 0)),
+        "versions_there": {
+            "vllm": installed(),
+            **{n: version(n) for n in ("torch", "transformers")},
+        },
     }
     if named:
         found |= llm.collective_rpc(held)[0]
@@ -80,7 +86,8 @@ def main() -> None:
     install()
     model, jobs, out = sys.argv[1:]
     for job in json.loads(Path(jobs).read_text()):
-        if os.fork():
+        if child := os.fork():
+            os.waitpid(child, 0)
             continue
         try:
             found = serve(model, job)
@@ -90,9 +97,6 @@ def main() -> None:
         with open(out, "a") as f:
             f.write(json.dumps(found) + "\n")
         os._exit(0)
-    with contextlib.suppress(ChildProcessError):
-        while True:
-            os.wait()
 
 
 if __name__ == "__main__":
