@@ -320,8 +320,8 @@ def test_a_memory_that_holds_not_one_request_is_refused_before_the_model(
 
 
 def test_the_plugin_serves_some_minor_versions() -> None:
-    assert fits("0.31.0") and fits("0.32.0") and fits("0.32.1+cpu")
-    assert not fits("0.33.0") and not fits("0.3.2") and not fits("1.32.0")
+    assert fits("0.31.0") and fits("0.32.0") and fits("0.32.1+cpu") and fits("0.33.0")
+    assert not fits("0.34.0") and not fits("0.3.2") and not fits("1.32.0")
     with pytest.raises(RunError, match="vLLM is not installed"):
         installed()
 

@@ -23,7 +23,7 @@ def installed() -> str:
             return version(name)
         except PackageNotFoundError:
             continue
-    raise RunError(f"vLLM is not installed; install version {VERSIONS[-1]}")
+    raise RunError("vLLM is not installed; pip install 'kvsearch[vllm]'")
 
 
 def fits(found: str) -> bool:
@@ -62,7 +62,7 @@ def _check_configurations(kind: Any, found: str) -> None:
         if not fits(found):
             raise RunError(
                 f"vLLM {found} is installed, and this version of kvsearch serves policies with "
-                f"vLLM {' and '.join(VERSIONS)}; install one of these, or name no policy"
+                f"vLLM {', '.join(VERSIONS)}; install one of these, or name no policy"
             )
         require_config(self)
         policy = served(self)
