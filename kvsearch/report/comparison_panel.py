@@ -43,7 +43,7 @@ def draw_comparison(info: Picture, axes: Any) -> None:
     for label, p in zip(axes.get_yticklabels(), rows, strict=True):
         label.set_color(COLOUR[p.kind])
         label.set_fontweight("bold" if p.recommended else "normal")
-    axes.locator_params(axis="x", nbins=5)
+    axes.locator_params(axis="x", nbins=4)
     axes.set_xlabel("\n".join(filter(None, (info.loss, info.note))), loc="right")
     axes.set_title("At the budget, least loss first", loc="right", fontsize="medium", color=INK)
 

@@ -7,6 +7,7 @@ from kvsearch.policy_space.naming import name_of
 Knobs = dict[str, Value]
 _HEADS: Knobs = dict(interval=16, budgets="heads", rotate=True, levels="lloyd")
 _MEAN: Knobs = dict(_HEADS, rule="mean", sinks=8, group="head")
+_LADDER: Knobs = dict(_MEAN, ladder="half-overlap")
 _H2O: Knobs = dict(_HEADS, rule="h2o", sinks=4, fp16_sinks=True)
 _SHAPES: list[tuple[Knobs, int, str, tuple[float, ...]]] = [  # recent tokens, bits, exponents
     (_MEAN, 64, "k5v4", (0.25, 0.35, 0.5, 0.75, 1.0)),
@@ -16,6 +17,15 @@ _SHAPES: list[tuple[Knobs, int, str, tuple[float, ...]]] = [  # recent tokens, b
     (_H2O, 16, "k4v3", (0.75, 1.0)),
     (_H2O, 64, "k5v4", (0.75, 1.0, 1.5)),
     (_H2O, 64, "k4v3", (1.0,)),
+    (_MEAN, 64, "k3v2", (0.5, 0.75, 1.0)),
+    (_LADDER, 64, "k3v2", (0.75,)),
+    (_H2O, 16, "k3v2", (0.75, 1.0)),
+    (_MEAN, 64, "k3v3", (1.0,)),
+    (_MEAN, 64, "k4v2", (1.0,)),
+    (_LADDER, 64, "k4v3", (0.75, 1.0)),
+    (_LADDER, 64, "k5v4", (0.5, 0.75)),
+    (_LADDER, 64, "k4v2", (0.75,)),
+    (_LADDER, 64, "k3v3", (0.75,)),
 ]
 AS_KEYS_ARE = "mean+k5v4+heads0.5, keys as they are"  # on models whose keys get an offset elsewhere
 # which compact once a context has been read

@@ -2,12 +2,14 @@
 
     python derive.py [--out FOLDER]
 
-`search.csv` and `report.csv`: a row a model, text and policy: how much perplexity rises, in per
-cent; facts that are answered exactly, of those that the full cache answers; and the share of the
-context that is lost, half of it of the text and half of the facts. `means.csv`: the mean over
-texts, best first. `points.csv`: the starting points, chosen on the search parts: each lowers the
-mean over texts of the best so far most, or where none does, is itself best; of a rule and its bits
-there are two at most, since other budgets and questions favour other ones.
+`search.csv` and `report.csv`: a row a size, model, text and policy: how much perplexity rises, in
+per cent; facts that are answered exactly, of those that the full cache answers; and the share of
+the context that is lost, half of it of the text and half of the facts. `means.csv`: the mean over
+texts, best first. `points.csv`: the starting points, chosen on the search parts, five for 1/6 of
+1536 tokens and then one more for 1/16 of 2048: each lowers the mean over texts of the best so far
+most, or where none does, is itself best; of a rule and its bits there are two at most, since other
+budgets and questions favour other ones, and a ladder only where the same policy without it loses
+more.
 """
 
 import argparse
@@ -21,17 +23,20 @@ import numpy as np
 from candidates import candidates
 
 HERE = Path(__file__).parent
-POINTS, ALIKE = 5, 2
+FIRST = "1536-256"  # context and budget, of records that lie in no folder of that name
+POINTS, ALIKE = {FIRST: 5, "2048-128": 1}, 2
 Rows = list[dict[str, object]]
 
 
-def records() -> dict[tuple[str, str, str, str], dict]:
-    """(model, text, part, policy) -> record; the one with the most items."""
-    found: dict[tuple[str, str, str, str], dict] = {}
-    for file in sorted((HERE / "records").glob("*.jsonl")):
+def records() -> dict[tuple[str, str, str, str, str], dict]:
+    """(size, model, text, part, policy) -> record; the one with the most items."""
+    found: dict[tuple[str, str, str, str, str], dict] = {}
+    folder = HERE / "records"
+    for file in [*sorted(folder.glob("*.jsonl")), *sorted(folder.glob("*/*.jsonl"))]:
+        size = FIRST if file.parent == folder else file.parent.name
         for line in file.read_text().splitlines():
             row = json.loads(line)
-            found[(file.stem, *row["key"])] = row
+            found[(size, file.stem, *row["key"])] = row
     return found
 
 
@@ -44,16 +49,18 @@ def lost(mine: dict, full: dict) -> tuple[float, float]:
 
 
 def table(part: str) -> Rows:
-    """A row a model, text and policy."""
+    """A row a size, model, text and policy."""
     rows, every = Rows(), records()
-    for (model, text, of, policy), mine in every.items():
+    for (size, model, text, of, policy), mine in every.items():
         if of != part:
             continue
-        full = every[model, text, part, "full"]
+        full = every[size, model, text, part, "full"]
+        context, budget = size.split("-")
         n = min(len(mine["text"]), len(full["text"]))
         dnll = float(np.mean(mine["text"][:n]) - np.mean(full["text"][:n]))
         shares = lost(mine, full)
         rows.append({
+            "context": context, "budget": budget,
             "model": model, "text": text, "policy": policy, "items": n,
             "ppl_rise_percent": f"{100 * math.expm1(min(dnll, 20)):.2f}", "dnll": f"{dnll:.4f}",
             "exact": sum(mine["exact"][:n]), "full_exact": sum(full["exact"][:n]),
@@ -64,60 +71,75 @@ def table(part: str) -> Rows:
 
 
 def means(part: str) -> Rows:
-    """The mean over the texts of a model, of policies that were measured on all of them."""
-    by: dict[tuple[str, str], Rows] = defaultdict(list)
+    """The mean over the texts of a size and model, of policies measured on all of them."""
+    by: dict[tuple[tuple[str, ...], str], Rows] = defaultdict(list)
     for row in table(part):
-        by[str(row["model"]), str(row["policy"])].append(row)
+        of = tuple(str(row[k]) for k in ("context", "budget", "model"))
+        by[of, str(row["policy"])].append(row)
     most = {m: max(len(x) for (n, _), x in by.items() if n == m) for m, _ in by}
     rows = [
         {
-            "model": model, "part": part, "policy": policy, "texts": len(own),
+            "context": of[0], "budget": of[1], "model": of[2], "part": part,
+            "policy": policy, "texts": len(own),
             "ppl_rise_percent": f"{np.mean([float(x['ppl_rise_percent']) for x in own]):.2f}",
             "exact": sum(int(x["exact"]) for x in own),
             "full_exact": sum(int(x["full_exact"]) for x in own),
             "asks": sum(int(x["asks"]) for x in own),
             "context_lost": f"{np.mean([float(x['context_lost']) for x in own]):.4f}",
         }
-        for (model, policy), own in by.items()
-        if len(own) == most[model]
+        for (of, policy), own in by.items()
+        if len(own) == most[of]
     ]  # fmt: skip
-    return sorted(rows, key=lambda r: (r["model"], float(str(r["context_lost"]))))
+    same = ("context", "budget", "model")
+    return sorted(rows, key=lambda r: (*(r[k] for k in same), float(str(r["context_lost"]))))
 
 
-def shape(name: str) -> tuple[str, ...]:
+def shape(name: str) -> tuple[object, object]:
     """Rule and bits of a candidate."""
-    return tuple(name.split("+")[:2])
+    knobs = candidates()[name]
+    return knobs["rule"], knobs["tiers"]
 
 
 def points() -> Rows:
-    """Greedy: each point lowers the mean over cells of the best so far most."""
+    """Greedy, size by size: each point lowers the mean over cells of the best so far most."""
+    chosen: list[str] = []
+    found = Rows()
+    for size, many in POINTS.items():
+        known = _measured(size)
+        mine = 0
+        while mine < many:
+            before = [known[n] for n in chosen if n in known]
+            best = np.min(before, 0) if before else np.inf
+            of = [shape(n) for n in chosen]
+            rest = {
+                n: (float(np.minimum(best, x).mean()), float(x.mean()))
+                for n, x in known.items()
+                if n not in chosen and of.count(shape(n)) < ALIKE
+            }
+            if not rest:
+                break
+            name, mine = min(rest, key=lambda n: rest[n]), mine + 1
+            chosen.append(name)
+            lost, knobs = f"{known[name].mean():.4f}", json.dumps(candidates()[name])
+            found.append({"name": name, "knobs": knobs, "context_lost": lost, "size": size})
+    return found
+
+
+def _measured(size: str) -> dict[str, np.ndarray]:
+    """What candidates lose on the search part of each model and text of a size, if they may go."""
     cells: dict[str, dict[tuple[str, str], float]] = defaultdict(dict)
     for row in table("search"):
-        cells[str(row["policy"])][str(row["model"]), str(row["text"])] = float(
-            str(row["context_lost"])
-        )
-    all_cells = sorted({c for x in cells.values() for c in x})
+        if f"{row['context']}-{row['budget']}" == size:
+            cell = str(row["model"]), str(row["text"])
+            cells[str(row["policy"])][cell] = float(str(row["context_lost"]))
+    every = sorted({c for x in cells.values() for c in x})
     known = {
-        n: np.array([cells[n][c] for c in all_cells])
+        n: np.array([cells[n][c] for c in every])
         for n in candidates()
-        if set(cells.get(n, ())) == set(all_cells)
+        if set(cells.get(n, ())) == set(every)
     }
-    chosen: list[str] = []
-    while known and len(chosen) < POINTS:
-        best = np.min([known[n] for n in chosen], 0) if chosen else np.full(len(all_cells), np.inf)
-        of = [shape(n) for n in chosen]
-        rest = {
-            n: (float(np.minimum(best, x).mean()), float(x.mean()))
-            for n, x in known.items()
-            if n not in chosen and of.count(shape(n)) < ALIKE
-        }
-        if not rest:
-            break
-        chosen.append(min(rest, key=lambda n: rest[n]))
-    return [
-        {"name": n, "knobs": json.dumps(candidates()[n]), "context_lost": f"{known[n].mean():.4f}"}
-        for n in chosen
-    ]
+    plain = {n: n.replace("ladder-half-overlap+", "") for n in known}
+    return {n: x for n, x in known.items() if known.get(plain[n], x).mean() >= x.mean()}
 
 
 def tables() -> dict[str, Rows]:
