@@ -40,6 +40,9 @@ LEAST = 16  # tokens before the policy changes anything, below which they do not
 # (studies/2026-11-verify).
 NEAR, NEAR_QUANTISED = 0.5, 1.0
 NOISE = 0.5  # the same off the full cache, before the policy changes anything
+# A server that is so near to the policy, with differences that are mostly the policy's, has it: the
+# first tokens, which are few and the hardest to predict, do not outweigh all that follow.
+CLEAR, MOSTLY = 0.75, 0.5
 
 
 @dataclass(frozen=True)
@@ -202,7 +205,8 @@ def compared(
     slope = interval(b + d * (s - b * d) / square)  # to first order: both means have errors
     near = NEAR_QUANTISED if quantizes else NEAR
     follows: Literal["policy", "full"] | None = None
-    if before is not None and before > NOISE * apart:
+    clear = off_policy < CLEAR * min(off_full, apart) and slope.lo > MOSTLY
+    if before is not None and before > NOISE * apart and not clear:
         verdict = (
             "Neither can be told: where the policy changes nothing yet, the server is "
             f"{before:.4f} nats a token off, and all that the policy changes is {apart:.4f}; it "

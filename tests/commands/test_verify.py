@@ -144,6 +144,19 @@ def test_the_prediction_that_a_server_follows(
         assert found["follows"] is None or abs(found["slope"]["mean"] - (code == 0)) < 1e-3
 
 
+def test_a_few_first_tokens_do_not_outweigh_all_that_follow() -> None:
+    """A server in bf16 is further off on the first tokens than half of what a policy changes."""
+    draw = np.random.default_rng(0)
+    full, change = draw.uniform(1, 4, 300), draw.normal(0, 0.1, 300)
+    change[:16] = 0
+    noise = np.where(np.arange(300) < 16, 0.06, 0) + draw.normal(0, 0.04, 300)
+    about = "asked", "http://a", "m", "t"
+    for there, follows in ((full + change + noise, "policy"), (full + 3 * noise, None)):
+        found = compared(about, there, full + change, full, 16, quantizes=False)
+        assert found.follows == follows and found.off_before is not None
+        assert found.off_before > found.apart / 2
+
+
 @pytest.mark.parametrize("trigger", ["prompt", "prompt+stream", "generation"])
 def test_a_policy_that_waits_for_the_prompt_is_told_by_what_is_generated(
     trigger: str, server: Fake, model: LoadedModel, file: Path, prose: Path, capsys: Any
