@@ -8,6 +8,11 @@ once. The ridge draws towards the values that the slots had, and so decides wher
 References are the queries of the second reading. Like the queries that follow the prompt they see
 every slot of it, and beside these the tokens that come with them, up to their own: what those are
 given of the attention is no slot's.
+
+A head that keeps next to nothing of what is looked at, such as its sinks alone, can be fitted only
+by values that are far too large where less lies beside the slots than beside references. So a head
+is left as it was where its fitted values answer references worse than the old ones once nothing
+lies beside.
 """
 
 from collections.abc import Sequence
@@ -21,6 +26,8 @@ from kvsearch.cache.layer import Layer
 from kvsearch.cache.references import References
 
 RIDGE = 0.1  # of what slots are given on average, squared and summed over references
+ALONE = 4  # one in so many references is asked with nothing beside, too
+SLACK = 1.01  # what rounding may add to squared errors that are alike
 
 
 @dataclass(frozen=True)
@@ -49,7 +56,8 @@ def refit(layer: Layer, whole: Whole) -> None:
     """Fit the values of a layer whose slots were just compacted, in heads that lost some.
 
     Heads that differ in slots are solved together, with as many as the largest has. Values that are
-    not finite in 16 bits are left as they were, and `HeadGroup.unfitted` counts those heads.
+    not finite in 16 bits, or worse with nothing beside, are left as they were, and
+    `HeadGroup.unfitted` counts those heads.
     """
     sizes = [group.store.n for group in layer.groups]
     if min(sizes) == whole.keys.shape[2]:
@@ -60,12 +68,14 @@ def refit(layer: Layer, whole: Whole) -> None:
     held = [n for group, n in zip(layer.groups, sizes, strict=True) for _ in group.heads]
     there = torch.arange(most, device=device) < torch.tensor(held, device=device)[:, None]
     found = fitted(whole, keys, values, there)
+    worse = worse_alone(whole, keys, there, values, found)
     for group, n in zip(layer.groups, sizes, strict=True):
         if n == whole.keys.shape[2]:
             continue
         mine = slice(group.heads.start, group.heads.stop)
         new, old = found[:, mine, :n], values[:, mine, :n]
         good = (new.abs() <= torch.finfo(group.native).max).all(-1).all(-1)  # NaN is in no order
+        good &= ~worse[:, mine]
         group.unfitted += int((~good).sum())
         group.store.revalue(torch.where(good[..., None, None], new.to(old.dtype), old))
 
@@ -100,3 +110,26 @@ def fitted(whole: Whole, keys: Tensor, values: Tensor, there: Tensor) -> Tensor:
     low, failed = torch.linalg.cholesky_ex(gram)
     found = values + torch.cholesky_solve(lacks, low)
     return found.masked_fill(failed[..., None, None] > 0, float("nan"))
+
+
+def worse_alone(whole: Whole, keys: Tensor, there: Tensor, *both: Tensor) -> Tensor:
+    """Whether the second of two sets of values `[B, H, N, Dv]` answers worse with nothing beside.
+
+    Args:
+        whole, keys, there: as of `fitted`.
+        both: those that the slots had, and the fitted ones.
+
+    Returns:
+        `[B, H]`.
+    """
+    kind = torch.promote_types(keys.dtype, torch.float32)
+    all_k, all_v, keys = (x.to(kind) for x in (whole.keys, whole.values, keys))
+    off = [keys.new_zeros(keys.shape[:2]) for _ in both]
+    for asked in whole.references:
+        for rows, _ in asked.rows(kind):
+            some = rows[:, :, ::ALONE]
+            want = asked.logits(some, all_k).softmax(-1) @ all_v
+            own = asked.logits(some, keys).masked_fill_(~there[:, None], float("-inf")).softmax(-1)
+            for total, values in zip(off, both, strict=True):
+                total += (own @ values.to(kind) - want).square().sum((-1, -2))
+    return off[1] > SLACK * off[0]

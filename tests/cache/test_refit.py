@@ -101,8 +101,16 @@ def test_kept_slots_answer_what_was_asked_nearly_as_the_whole_prompt() -> None:
     assert lost["values"] < 0.7 * lost["none"], lost
 
 
-def test_a_prompt_of_one_token_over_and_over_is_fitted_without_nan() -> None:
+def all_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fitted values are taken wherever they were found."""
+    monkeypatch.setattr(module, "SLACK", float("inf"))
+
+
+def test_a_prompt_of_one_token_over_and_over_is_fitted_without_nan(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """All of its queries are nearly alike, and so are its keys."""
+    all_taken(monkeypatch)
     policy = POLICY.model_copy(update=dict(tiers=(Tier(key_bits=3),), quantizer=Quantizer(group=8)))
     cache = taken(policy, torch.full((1, 90), 5))
     for group in cache.groups:
@@ -124,12 +132,25 @@ def test_what_cannot_be_solved_is_left_as_it_was_and_counted(
     monkeypatch.setattr(module, "fitted", broken)
     ids = torch.from_numpy(IDS[:1, :90])
     evicted = taken(POLICY.model_copy(update={"refit": "none"}), ids, packed)
+    all_taken(monkeypatch)
     cache = taken(POLICY, ids, packed)
     assert cache.unfitted == 3 and evicted.unfitted == 0
     mine, theirs = (x.groups[0].store.read()[1][0] for x in (cache, evicted))
     assert torch.equal(mine[1], theirs[1]) and not torch.equal(mine[0], theirs[0])
     cache.reset()
     assert cache.unfitted == 0
+
+
+def test_values_that_answer_worse_with_nothing_beside_are_told() -> None:
+    whole, *_ = drawn(50)
+    every, off = torch.ones(H, N, dtype=torch.bool), whole.values.clone()
+    off[:, 1] += 1
+    for both, worse in (
+        ((whole.values, off), [False, True, False]),
+        ((off, whole.values), [False] * H),
+    ):
+        found = module.worse_alone(whole, whole.keys, every, *both)
+        assert found.tolist() == [worse] * B
 
 
 def test_a_prompt_shorter_than_the_slots_is_left_as_it_is() -> None:
