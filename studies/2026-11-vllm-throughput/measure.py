@@ -1,6 +1,6 @@
 """Requests at once, tokens a second and time to first token in vLLM, at equal memory.
 
-    VLLM_ENV/bin/python measure.py MODEL --text wikitext2-test.raw --memory 32 512
+    VLLM_ENV/bin/python measure.py MODEL --text wikitext2-test.raw --memory 64 2048
 
 Runs where vLLM and kvsearch are installed side by side. All requests come at once. Each row is a
 process of its own, because vLLM makes one engine in a process; rounds alternate between policies,
@@ -22,14 +22,17 @@ os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
 os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 HERE = Path(__file__).parent
-ZOO = HERE.parents[1] / "docs" / "zoo" / "smollm2-135m-b64" / "policy.json"
+ZOO = HERE.parents[1] / "docs" / "zoo"
 SCHEMA = {"schema": "kvsearch.policy/2"}
 FOUR = {"tiers": [{"key_bits": 4, "value_bits": 4}], "quantizer": {"rotate": True}}
 POLICIES: dict[str, Any] = {
     "vllm": None,  # its own cache
     "full": SCHEMA,  # the same in our plugin
     "bits": SCHEMA | FOUR | {"interval": 16},
-    "zoo-b64": json.loads(ZOO.read_text()),
+    **{
+        f"zoo-b{n}": json.loads((ZOO / f"smollm2-135m-b{n}" / "policy.json").read_text())
+        for n in (64, 256)
+    },
     "prompt-128": SCHEMA
     | {"slots": 128, "interval": 16, "sinks": 4, "recent_window": 32, "trigger": "prompt"}
     | {"rule": {"name": "attention", "horizon": 16}},
@@ -83,9 +86,9 @@ def main() -> None:
     ask.add_argument("--text", type=Path, required=True)
     ask.add_argument("--memory", type=int, nargs="+", default=[64, 128, 256], help="MiB")
     ask.add_argument("--only", nargs="+", default=list(POLICIES))
-    ask.add_argument("--requests", type=int, default=16)
-    ask.add_argument("--prompt", type=int, default=384)
-    ask.add_argument("--new", type=int, default=64)
+    ask.add_argument("--requests", type=int, default=64)
+    ask.add_argument("--prompt", type=int, default=1000)
+    ask.add_argument("--new", type=int, default=128)
     ask.add_argument("--rounds", type=int, default=1)
     ask.add_argument("--dtype", default="float32")
     ask.add_argument("--folder", type=Path, default=Path("/tmp/vllm-throughput"))
