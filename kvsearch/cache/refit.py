@@ -11,8 +11,8 @@ given of the attention is no slot's.
 
 A head that keeps next to nothing of what is looked at, such as its sinks alone, can be fitted only
 by values that are far too large where less lies beside the slots than beside references. So a head
-is left as it was where its fitted values answer references worse than the old ones once nothing
-lies beside.
+is left as it was where its fitted values answer references much worse than the old ones once
+nothing lies beside.
 """
 
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ from kvsearch.cache.references import References
 
 RIDGE = 0.1  # of what slots are given on average, squared and summed over references
 ALONE = 4  # one in so many references is asked with nothing beside, too
-SLACK = 1.01  # what rounding may add to squared errors that are alike
+WORSE = 4  # times the squared error of the old values: more than that leaves a head as it was
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ def refit(layer: Layer, whole: Whole) -> None:
     """Fit the values of a layer whose slots were just compacted, in heads that lost some.
 
     Heads that differ in slots are solved together, with as many as the largest has. Values that are
-    not finite in 16 bits, or worse with nothing beside, are left as they were, and
+    not finite in 16 bits, or much worse with nothing beside, are left as they were, and
     `HeadGroup.unfitted` counts those heads.
     """
     sizes = [group.store.n for group in layer.groups]
@@ -113,14 +113,14 @@ def fitted(whole: Whole, keys: Tensor, values: Tensor, there: Tensor) -> Tensor:
 
 
 def worse_alone(whole: Whole, keys: Tensor, there: Tensor, *both: Tensor) -> Tensor:
-    """Whether the second of two sets of values `[B, H, N, Dv]` answers worse with nothing beside.
+    """Whether the second of two sets of values answers much worse with nothing beside.
 
     Args:
         whole, keys, there: as of `fitted`.
-        both: those that the slots had, and the fitted ones.
+        both: those that the slots had, and the fitted ones, `[B, H, N, Dv]`.
 
     Returns:
-        `[B, H]`.
+        `[B, H]`; False where fitted values are NaN.
     """
     kind = torch.promote_types(keys.dtype, torch.float32)
     all_k, all_v, keys = (x.to(kind) for x in (whole.keys, whole.values, keys))
@@ -132,4 +132,4 @@ def worse_alone(whole: Whole, keys: Tensor, there: Tensor, *both: Tensor) -> Ten
             own = asked.logits(some, keys).masked_fill_(~there[:, None], float("-inf")).softmax(-1)
             for total, values in zip(off, both, strict=True):
                 total += (own @ values.to(kind) - want).square().sum((-1, -2))
-    return off[1] > SLACK * off[0]
+    return off[1] > WORSE * off[0]

@@ -103,7 +103,7 @@ def test_kept_slots_answer_what_was_asked_nearly_as_the_whole_prompt() -> None:
 
 def all_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fitted values are taken wherever they were found."""
-    monkeypatch.setattr(module, "SLACK", float("inf"))
+    monkeypatch.setattr(module, "WORSE", float("inf"))
 
 
 def test_a_prompt_of_one_token_over_and_over_is_fitted_without_nan(
