@@ -41,7 +41,7 @@ class HeadGroup:
             an active rule.
         sequences: what the slots hold, where there are anchors; None before the first token.
         cursor: first slot that the ladder's present pass has not thinned.
-        unfitted: heads, over all sequences, whose values could not be fitted.
+        unfitted: heads, over all sequences, that kept their values where `refit` was asked for.
         peak: most bytes per sequence that were held in real formats when `note_peak` was called.
         impls: op -> the implementation of it that ran; the layer's.
     """

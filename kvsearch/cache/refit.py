@@ -68,7 +68,7 @@ def refit(layer: Layer, whole: Whole) -> None:
     held = [n for group, n in zip(layer.groups, sizes, strict=True) for _ in group.heads]
     there = torch.arange(most, device=device) < torch.tensor(held, device=device)[:, None]
     found = fitted(whole, keys, values, there)
-    worse = worse_alone(whole, keys, there, values, found)
+    worse = much_worse_alone(whole, keys, there, values, found)
     for group, n in zip(layer.groups, sizes, strict=True):
         if n == whole.keys.shape[2]:
             continue
@@ -112,18 +112,22 @@ def fitted(whole: Whole, keys: Tensor, values: Tensor, there: Tensor) -> Tensor:
     return found.masked_fill(failed[..., None, None] > 0, float("nan"))
 
 
-def worse_alone(whole: Whole, keys: Tensor, there: Tensor, *both: Tensor) -> Tensor:
-    """Whether the second of two sets of values answers much worse with nothing beside.
+def much_worse_alone(whole: Whole, keys: Tensor, there: Tensor, old: Tensor, new: Tensor) -> Tensor:
+    """Whether new values answer much worse than old ones with nothing beside the slots.
+
+    That is the extreme case: a token that asks later has itself beside them at least.
 
     Args:
         whole, keys, there: as of `fitted`.
-        both: those that the slots had, and the fitted ones, `[B, H, N, Dv]`.
+        old: those that the slots had `[B, H, N, Dv]`.
+        new: the fitted ones, before they are rounded.
 
     Returns:
         `[B, H]`; False where fitted values are NaN.
     """
     kind = torch.promote_types(keys.dtype, torch.float32)
     all_k, all_v, keys = (x.to(kind) for x in (whole.keys, whole.values, keys))
+    both = old.to(kind), new.to(kind)
     off = [keys.new_zeros(keys.shape[:2]) for _ in both]
     for asked in whole.references:
         for rows, _ in asked.rows(kind):
@@ -131,5 +135,5 @@ def worse_alone(whole: Whole, keys: Tensor, there: Tensor, *both: Tensor) -> Ten
             want = asked.logits(some, all_k).softmax(-1) @ all_v
             own = asked.logits(some, keys).masked_fill_(~there[:, None], float("-inf")).softmax(-1)
             for total, values in zip(off, both, strict=True):
-                total += (own @ values.to(kind) - want).square().sum((-1, -2))
+                total += (own @ values - want).square().sum((-1, -2))
     return off[1] > WORSE * off[0]

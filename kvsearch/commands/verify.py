@@ -40,8 +40,8 @@ LEAST = 16  # tokens before the policy changes anything, below which they do not
 # (studies/2026-11-verify).
 NEAR, NEAR_QUANTISED = 0.5, 1.0
 NOISE = 0.5  # the same off the full cache, before the policy changes anything
-# A server that is so near to the policy, with differences that are mostly the policy's, has it: the
-# first tokens, which are few and the hardest to predict, do not outweigh all that follow.
+# A server that is so near to the policy, with differences that are mostly the policy's, has it:
+# tokens before, which are few and the hardest to predict, do not outweigh all that follow.
 CLEAR, MOSTLY = 0.75, 0.5
 
 

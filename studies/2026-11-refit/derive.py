@@ -58,12 +58,13 @@ def losses(pattern: str) -> list[dict[str, object]]:
             "exact": sum(sum(r["exact"]) for r in some),
             "won_back": "",
             "fit_of_prompt": "",
+            "heads_left": "",
         }
         if way > 1:
             evicted = nll(part, bits, 1)
             row["won_back"] = f"{(evicted - mine) / (evicted - full):.2f}"
             row["fit_of_prompt"] = f"{_mean([r['fit'] / r['prompt'] for r in some]):.2f}"
-            assert not any(r["unfitted"] for r in some)
+            row["heads_left"] = f"{_mean([r['unfitted'] for r in some]):.1f}"
         out.append(row)
     return out
 

@@ -101,16 +101,8 @@ def test_kept_slots_answer_what_was_asked_nearly_as_the_whole_prompt() -> None:
     assert lost["values"] < 0.7 * lost["none"], lost
 
 
-def all_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fitted values are taken wherever they were found."""
-    monkeypatch.setattr(module, "WORSE", float("inf"))
-
-
-def test_a_prompt_of_one_token_over_and_over_is_fitted_without_nan(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_prompt_of_one_token_over_and_over_is_fitted_without_nan() -> None:
     """All of its queries are nearly alike, and so are its keys."""
-    all_taken(monkeypatch)
     policy = POLICY.model_copy(update=dict(tiers=(Tier(key_bits=3),), quantizer=Quantizer(group=8)))
     cache = taken(policy, torch.full((1, 90), 5))
     for group in cache.groups:
@@ -119,20 +111,20 @@ def test_a_prompt_of_one_token_over_and_over_is_fitted_without_nan(
 
 
 @pytest.mark.parametrize("packed", [True, False])
-def test_what_cannot_be_solved_is_left_as_it_was_and_counted(
-    packed: bool, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("factor", [float("nan"), 1e3])
+def test_what_cannot_be_solved_or_is_far_too_large_is_left_as_it_was_and_counted(
+    factor: float, packed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plain = module.fitted
 
     def broken(*given: Any) -> Tensor:
         found = plain(*given)
-        found[:, 1, 0, 0] = float("nan")
+        found[:, 1] *= factor
         return found
 
     monkeypatch.setattr(module, "fitted", broken)
     ids = torch.from_numpy(IDS[:1, :90])
     evicted = taken(POLICY.model_copy(update={"refit": "none"}), ids, packed)
-    all_taken(monkeypatch)
     cache = taken(POLICY, ids, packed)
     assert cache.unfitted == 3 and evicted.unfitted == 0
     mine, theirs = (x.groups[0].store.read()[1][0] for x in (cache, evicted))
@@ -141,16 +133,13 @@ def test_what_cannot_be_solved_is_left_as_it_was_and_counted(
     assert cache.unfitted == 0
 
 
-def test_values_that_answer_worse_with_nothing_beside_are_told() -> None:
+def test_values_are_much_worse_at_over_twice_the_distance() -> None:
+    """Four times the squared error, head by head, of slots that are the whole prompt."""
     whole, *_ = drawn(50)
-    every, off = torch.ones(H, N, dtype=torch.bool), whole.values.clone()
-    off[:, 1] += 1
-    for both, worse in (
-        ((whole.values, off), [False, True, False]),
-        ((off, whole.values), [False] * H),
-    ):
-        found = module.worse_alone(whole, whole.keys, every, *both)
-        assert found.tolist() == [worse] * B
+    every, old = torch.ones(H, N, dtype=torch.bool), whole.values + 1
+    new = whole.values + torch.tensor([1.9, 2.1, 0])[:, None, None]
+    found = module.much_worse_alone(whole, whole.keys, every, old, new)
+    assert found.tolist() == [[False, True, False]] * B
 
 
 def test_a_prompt_shorter_than_the_slots_is_left_as_it_is() -> None:

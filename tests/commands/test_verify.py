@@ -151,7 +151,7 @@ def test_a_few_first_tokens_do_not_outweigh_all_that_follow() -> None:
     change[:16] = 0
     noise = np.where(np.arange(300) < 16, 0.06, 0) + draw.normal(0, 0.04, 300)
     about = "asked", "http://a", "m", "t"
-    for there, follows in ((full + change + noise, "policy"), (full + 3 * noise, None)):
+    for there, follows in ((full + change + noise, "policy"), (full + noise, None)):
         found = compared(about, there, full + change, full, 16, quantizes=False)
         assert found.follows == follows and found.off_before is not None
         assert found.off_before > found.apart / 2
