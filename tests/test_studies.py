@@ -1,6 +1,7 @@
 """Every committed study still says what its records say."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -75,6 +76,13 @@ def test_a_changed_table_is_noticed_and_rebuilt(tmp_path: Path) -> None:
     table.write_bytes(kept.replace(b"0", b"1", 1))
     assert check(copy) == {"front.csv": False}
     assert rebuild(copy) == ["front.csv"] and table.read_bytes() == kept
+    number = re.search(rb"\d\.\d{9,}", kept)
+    assert number
+    for digit, found in ((5, False), (len(number[0]) - 1, True)):  # last places are the processor's
+        other = bytearray(kept)
+        other[number.start() + digit] ^= 1
+        table.write_bytes(other)
+        assert check(copy) == {"front.csv": found}
     with pytest.raises(RunError, match="is no study"):
         check(tmp_path)
     (bare := tmp_path / "bare").mkdir()
