@@ -267,8 +267,8 @@ EXTRA |= {
         **(FITTED | {"rule": Reread(chunk=40)}), **HEADS, tiers=(Tier(key_bits=3, value_bits=5),),
         head_tiers=BY_LAYER, quantizer=Quantizer(group=8, rotate=True, offset=OFFSET),
     ),
-    "fitted values by one threshold": Policy(
-        **FITTED, slots=40, sinks=2, tiers=K4, quantizer=Quantizer(group=8),
+    "fitted values and biases by one threshold": Policy(
+        **(FITTED | {"refit": "values+bias"}), slots=40, sinks=2, tiers=K4, quantizer=Quantizer(group=8),
         budgets=Budgets(kind="adakv", floor=0, across="model"),
     ),
     "fitted values in a ladder, of some channels": Policy(

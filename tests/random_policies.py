@@ -126,12 +126,11 @@ def policy(draw: random.Random, shape: ModelShape) -> Policy:
 
 
 def with_refit(policy: Policy) -> Policy:
-    """The policy, or every other one that can have it with fitted values; nothing is drawn."""
+    """The policy, with fitted values or biases where it can have them; nothing is drawn."""
     if not (policy.rereads and policy.evicts) or policy.positions == "cache":
         return policy
-    return policy.model_copy(
-        update={"refit": "none" if int(policy.fingerprint(), 16) % 2 else "values"}
-    )
+    how = ("none", "values", "values+bias")[int(policy.fingerprint(), 16) % 3]
+    return policy.model_copy(update={"refit": how})
 
 
 def with_offset(policy: Policy, shape: ModelShape) -> Policy:

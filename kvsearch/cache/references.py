@@ -10,6 +10,7 @@ from kvsearch.cache.call import Call
 
 MOST = 256  # positions of a prompt whose queries are references
 ROWS = 512  # references of one attention map
+RIDGE = 0.1  # of fits to them: of what slots are given on average, squared and summed over these
 
 
 @dataclass(frozen=True)

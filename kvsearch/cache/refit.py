@@ -1,9 +1,10 @@
 """Values of the slots that a prompt leaves, fitted to what the whole prompt would answer.
 
-Attention Matching (arXiv:2602.16284) without its biases. Reference queries ask the keys and values
-of the whole prompt, and ridge least squares finds the values with which the slots that stay, by
-their keys as they are read back, answer alike: eviction and the rounding of keys are repaired at
-once. The ridge draws towards the values that the slots had, and so decides where queries are alike.
+Attention Matching (arXiv:2602.16284). Reference queries ask the keys and values of the whole
+prompt, and ridge least squares finds the values with which the slots that stay, by their keys as
+they are read back, answer alike: eviction and the rounding of keys are repaired at once. The ridge
+draws towards the values that the slots had, and so decides where queries are alike. With biases,
+which are in the keys, the slots first get the attention that the whole prompt had.
 
 References are the queries of the second reading. Like the queries that follow the prompt they see
 every slot of it, and beside these the tokens that come with them, up to their own: what those are
@@ -15,17 +16,18 @@ is left as it was where its fitted values answer references much worse than the 
 nothing lies beside.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from kvsearch.cache.biases import with_biases
 from kvsearch.cache.layer import Layer
-from kvsearch.cache.references import References
+from kvsearch.cache.references import RIDGE, References
+from kvsearch_kernels.picking import gather
 
-RIDGE = 0.1  # of what slots are given on average, squared and summed over references
 ALONE = 4  # one in so many references is asked with nothing beside, too
 WORSE = 4  # times the squared error of the old values: more than that leaves a head as it was
 
@@ -52,32 +54,74 @@ class Whole:
         return cls(torch.cat(keys, 1).clone(), torch.cat(values, 1).clone(), asked)
 
 
-def refit(layer: Layer, whole: Whole) -> None:
-    """Fit the values of a layer whose slots were just compacted, in heads that lost some.
+class Slots:
+    """The slots of a compacted layer, heads side by side, each padded to as many as the largest.
 
-    Heads that differ in slots are solved together, with as many as the largest has. Values that are
-    not finite in 16 bits, or much worse with nothing beside, are left as they were, and
-    `HeadGroup.unfitted` counts those heads.
+    Attributes:
+        there: which of them are slots `[H, N]`.
+        lost: heads that lost some of a prompt `[H]`.
     """
-    sizes = [group.store.n for group in layer.groups]
-    if min(sizes) == whole.keys.shape[2]:
+
+    def __init__(self, layer: Layer, prompt: int) -> None:
+        self.groups, self.prompt = layer.groups, prompt
+        self.sizes = [group.store.n for group in layer.groups]
+        each = zip(layer.groups, self.sizes, strict=True)
+        held = [n for group, n in each for _ in group.heads]
+        self.most, count = max(held), torch.tensor(held, device=layer.groups[0].store.device)
+        self.there = torch.arange(self.most, device=count.device) < count[:, None]
+        self.lost = count < prompt
+
+    def join(self, each: Iterable[Tensor]) -> Tensor:
+        """`[B, H, N, D]` from those of the groups."""
+        return torch.cat([pad(x, (0, 0, 0, self.most - x.shape[2])) for x in each], 1)
+
+    def read(self) -> list[Tensor]:
+        """Keys and values."""
+        sides = zip(*(group.read() for group in self.groups), strict=True)
+        return [self.join(side) for side in sides]
+
+    def write(self, side: int, x: Tensor) -> None:
+        """Let heads that lost slots have other keys (side 0) or values (1) `[B, H, N, D]`."""
+        for group, n in zip(self.groups, self.sizes, strict=True):
+            if n < self.prompt:
+                group.store.rewrite(side, x[:, group.heads.start : group.heads.stop, :n])
+
+
+def refit(layer: Layer, whole: Whole, kept: Sequence[Tensor | None]) -> None:
+    """Fit the values of a layer that was just compacted, and its biases where it has such.
+
+    All heads are solved together. Those whose fitted values are not finite in 16 bits, or much
+    worse with nothing beside, are left as they were, and `HeadGroup.unfitted` counts them.
+
+    Args:
+        layer: whose slots these are.
+        whole: what it held before, and who asks.
+        kept: of each group the slots that stayed, `[N]` or `[B, H, N]`; None: all of them.
+    """
+    slots = Slots(layer, whole.keys.shape[2])
+    if min(slots.sizes) == slots.prompt:
         return
-    most, device = max(sizes), whole.keys.device
-    sides = zip(*(group.read() for group in layer.groups), strict=True)
-    keys, values = (torch.cat([pad(x, (0, 0, 0, most - x.shape[2])) for x in y], 1) for y in sides)
-    held = [n for group, n in zip(layer.groups, sizes, strict=True) for _ in group.heads]
-    there = torch.arange(most, device=device) < torch.tensor(held, device=device)[:, None]
-    found = fitted(whole, keys, values, there)
-    worse = much_worse_alone(whole, keys, there, values, found)
-    for group, n in zip(layer.groups, sizes, strict=True):
-        if n == whole.keys.shape[2]:
-            continue
+    old = slots.read()
+    biased, keys = layer.policy.refit == "values+bias", old[0]
+    if biased:
+        sides = whole.keys.split([len(group.heads) for group in layer.groups], 1)
+        first = slots.join(
+            k if i is None else gather(k, i) for k, i in zip(sides, kept, strict=True)
+        )
+        moved = with_biases(whole.references, whole.keys, first, slots.there)
+        slots.write(0, moved)
+        keys = slots.read()[0]
+    values = fitted(whole, keys, old[1], slots.there)
+    largest = torch.finfo(layer.native).max
+    good = (values.abs() <= largest).all(-1).all(-1)  # NaN is in no order
+    good &= ~much_worse_alone(whole, slots.there, old, (keys, values))
+    good &= slots.lost
+    for group in layer.groups:
         mine = slice(group.heads.start, group.heads.stop)
-        new, old = found[:, mine, :n], values[:, mine, :n]
-        good = (new.abs() <= torch.finfo(group.native).max).all(-1).all(-1)  # NaN is in no order
-        good &= ~worse[:, mine]
-        group.unfitted += int((~good).sum())
-        group.store.revalue(torch.where(good[..., None, None], new.to(old.dtype), old))
+        group.unfitted += int((slots.lost & ~good)[:, mine].sum())
+    slots.write(1, torch.where(good[..., None, None], values.to(old[1].dtype), old[1]))
+    if biased and any(group.unfitted for group in layer.groups):
+        slots.write(0, torch.where(good[..., None, None], moved, first))
 
 
 def fitted(whole: Whole, keys: Tensor, values: Tensor, there: Tensor) -> Tensor:
@@ -112,28 +156,30 @@ def fitted(whole: Whole, keys: Tensor, values: Tensor, there: Tensor) -> Tensor:
     return found.masked_fill(failed[..., None, None] > 0, float("nan"))
 
 
-def much_worse_alone(whole: Whole, keys: Tensor, there: Tensor, old: Tensor, new: Tensor) -> Tensor:
-    """Whether new values answer much worse than old ones with nothing beside the slots.
+def much_worse_alone(
+    whole: Whole, there: Tensor, old: Sequence[Tensor], new: Sequence[Tensor]
+) -> Tensor:
+    """Whether fitted slots answer much worse than they did, with nothing beside them.
 
     That is the extreme case: a token that asks later has itself beside them at least.
 
     Args:
-        whole, keys, there: as of `fitted`.
-        old: those that the slots had `[B, H, N, Dv]`.
-        new: the fitted ones, before they are rounded.
+        whole, there: as of `fitted`.
+        old: keys and values that the slots had `[B, H, N, D]`.
+        new: the fitted ones, values before they are rounded.
 
     Returns:
         `[B, H]`; False where fitted values are NaN.
     """
-    kind = torch.promote_types(keys.dtype, torch.float32)
-    all_k, all_v, keys = (x.to(kind) for x in (whole.keys, whole.values, keys))
-    both = old.to(kind), new.to(kind)
-    off = [keys.new_zeros(keys.shape[:2]) for _ in both]
+    kind = torch.promote_types(old[0].dtype, torch.float32)
+    all_k, all_v = (x.to(kind) for x in (whole.keys, whole.values))
+    both = [tuple(x.to(kind) for x in sides) for sides in (old, new)]
+    off = [all_k.new_zeros(all_k.shape[:2]) for _ in both]
     for asked in whole.references:
         for rows, _ in asked.rows(kind):
             some = rows[:, :, ::ALONE]
             want = asked.logits(some, all_k).softmax(-1) @ all_v
-            own = asked.logits(some, keys).masked_fill_(~there[:, None], float("-inf")).softmax(-1)
-            for total, values in zip(off, both, strict=True):
-                total += (own @ values - want).square().sum((-1, -2))
+            for total, (keys, values) in zip(off, both, strict=True):
+                own = asked.logits(some, keys).masked_fill_(~there[:, None], float("-inf"))
+                total += (own.softmax(-1) @ values - want).square().sum((-1, -2))
     return off[1] > WORSE * off[0]

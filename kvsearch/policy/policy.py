@@ -62,7 +62,8 @@ class Policy(Frozen):
         head_tiers: layers or KV heads with other tiers than these; None if there are none.
         quantizer: how tiers below 16 bits store a token.
         refit: `values` fits the values of the slots that a prompt leaves to what the whole prompt
-            would answer (Attention Matching, arXiv:2602.16284); needs rule `reread`.
+            would answer (Attention Matching, arXiv:2602.16284), `values+bias` their logits first;
+            needs rule `reread`.
         anchors: tokens that stand for the sequence that they end, see `Anchors`.
         channels: what every token keeps of its keys and values, see `Channels`.
         positions: `original` keeps each key's rotary angle; `cache` re-indexes keys by slot, so a
@@ -84,7 +85,7 @@ class Policy(Frozen):
     tiers: tuple[Tier, ...] = (Tier(),)
     head_tiers: HeadTiers | None = None
     quantizer: Quantizer = Quantizer()
-    refit: Literal["none", "values"] = "none"
+    refit: Literal["none", "values", "values+bias"] = "none"
     anchors: Anchors | None = None
     channels: Channels = Channels()
     positions: Literal["original", "cache"] = "original"

@@ -93,7 +93,9 @@ KNOBS: dict[str, Knob] = {
     "offset": Knob(
         "none", ("none", "keys", "scaled"), None, "keys without what they share; with scales"
     ),
-    "refit": Knob("none", ("none", "values"), None, "fit what a prompt leaves to all of it"),
+    "refit": Knob(
+        "none", ("none", "values", "values+bias"), None, "fit what a prompt leaves to all of it"
+    ),
     "fp16_sinks": Knob(False, (), bool, "keep sinks in 16 bits"),
     "fp16_recent": Knob(False, (), bool, "keep the recent window in 16 bits"),
     "budgets": Knob(

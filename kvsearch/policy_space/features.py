@@ -130,7 +130,7 @@ def _slots(p: Policy, fp16_slots: float, tokens: int) -> dict[str, float]:
         "interval": log2(p.interval) / 6,
         "interval share": 2 * p.interval / slots,  # the part that is never compressed or chosen
         "positions": p.positions == "cache",
-        "refit": p.refits,
+        "refit": {"none": 0, "values": 0.75, "values+bias": 1}[p.refit],
         "prompt": {"stream": 0, "generation": 0.25, "prompt+stream": 0.5, "prompt": 1}[p.trigger],
     }
 

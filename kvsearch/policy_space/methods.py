@@ -263,9 +263,9 @@ METHODS: dict[str, Method] = {
         baseline=False,
     ),
     "attention-matching": Method(
-        dict(_KVZIP, refit="values"),
+        dict(_KVZIP, refit="values+bias"),
         "single",
-        "slots of the most attention, values fitted to the prompt, no biases (arXiv:2602.16284)",
+        "slots of the most attention, biases and values fitted to the prompt (arXiv:2602.16284)",
         baseline=False,
     ),
     "window+int4": Method(dict(_BY_HAND, sinks=4), "combined", "sinks + window in 4 bits"),
@@ -292,6 +292,12 @@ METHODS: dict[str, Method] = {
         dict(_KVZIP_LOW, refit="values"),
         "combined",
         "KVzip with rotated 5-bit keys and 4-bit values, these fitted to the prompt",
+        baseline=False,
+    ),
+    "kvzip+k5v4+refit+bias": Method(
+        dict(_KVZIP_LOW, refit="values+bias"),
+        "combined",
+        "the same, biases of its slots in their keys",
         baseline=False,
     ),
     "rotated+sensitivity": Method(

@@ -60,8 +60,8 @@ def _parts(knobs: Knobs) -> Iterator[str]:
     if budgets := said("budgets"):
         knob = {"heads": "exponent", "sensitivity": "exponent", "pyramid": "beta"}.get(str(budgets))
         yield f"{budgets}{_value(knobs.get(knob, KNOBS[knob].default)) if knob else ''}"
-    if said("refit"):
-        yield "refit"
+    if fit := said("refit"):
+        yield {"values": "refit", "values+bias": "refit+bias"}[str(fit)]
 
 
 def _further(knobs: Knobs) -> Iterator[str]:

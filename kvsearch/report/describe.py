@@ -51,7 +51,8 @@ def describe(policy: Policy) -> str:
     if policy.compacts and policy.trigger == "prompt":
         parts.append("once after the prompt" + ", which is read twice" * policy.rereads)
         if policy.refits:
-            parts.append("values fitted to all of it")
+            biased = policy.refit == "values+bias"
+            parts.append("values" + " and biases" * biased + " fitted to all of it")
     elif policy.compacts:
         step = "token" if policy.interval == 1 else f"{policy.interval} tokens"
         parts.append(f"every {step}{_TRIGGER[policy.trigger]}")

@@ -20,9 +20,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from kvsearch.cache import refit
+from kvsearch.cache import biases, refit
 from kvsearch.cache.by_segment import eviction, segments
 from kvsearch.cache.call import Call
+from kvsearch.cache.head_group import HeadGroup
 from kvsearch.cache.layer import Layer
 from kvsearch.cache.references import References
 from kvsearch.cache.refit import Whole
@@ -41,6 +42,7 @@ from kvsearch.workloads.text.read import builtin, read_file
 
 HERE = Path(__file__).parent
 FIRST, RIDGE = refit.fitted, refit.RIDGE
+PURSUED = 512  # slots of a head that matching pursuit chooses at most
 
 
 class Noted:
@@ -50,9 +52,14 @@ class Noted:
         self.own: list[References] = []
         self.whole: list[Whole] = []
         self.keep: list[list[Tensor | None]] = []
-        run, carry_out = segments.run, eviction.carry_out
+        self.biases: list[Tensor] = []  # of the slots of each layer [B, H, N], added to logits
+        self.pursuit = False
+        self.layer, self.head = -1, 0  # whose turn it is to attend with biases
+        run, carry_out, attend = segments.run, eviction.carry_out, segments._attend
+        shares = eviction.adakv.shares
 
         def noted_run(layer: Layer, call: Call) -> Tensor:
+            self.layer, self.head = self.layer + 1, 0
             if not call.seen:
                 self.own.append(References.of(call, call.end))
             return run(layer, call)
@@ -62,17 +69,46 @@ class Noted:
             self.keep.append([keep for keep, _ in found])
             return found
 
+        def biased_attend(group: HeadGroup, call: Call, due: int | None) -> Tensor:
+            out = attend(group, call, due)
+            mine = slice(self.head, self.head + len(group.heads))
+            self.head = mine.stop
+            if not self.biases:
+                return out
+            keys, values = group.read()
+            bias, old = self.biases[self.layer][:, mine], keys.shape[2] - call.count
+            s = (call.q * call.scale).unflatten(1, (keys.shape[1], -1)) @ keys.mT[:, :, None]
+            s[..., :old] += bias[:, :, None, None, :old]
+            late = torch.ones(call.count, call.count, dtype=torch.bool).triu(1)
+            s[..., old:].masked_fill_(late, float("-inf"))
+            return (s.softmax(-1) @ values[:, :, None]).flatten(1, 2)
+
+        def chosen(layers: Any, seen: int) -> Any:
+            found = shares(layers, seen)
+            for layer in layers if self.pursuit and found else ():
+                keys = torch.cat([group.read()[0] for group in layer.groups], 1).float()
+                for head, group in enumerate(layer.groups):
+                    ranks, target = found[group]
+                    found[group] = pursued(layer.references, keys, head, ranks, target), target
+            return found
+
         segments.run, eviction.carry_out = noted_run, noted_carry_out
-        eviction.refit = lambda _, whole: self.whole.append(whole)
+        segments._attend, eviction.adakv.shares = biased_attend, chosen
+        eviction.refit = lambda _, whole, kept: self.whole.append(whole)
 
     def forget(self) -> None:
         """Before another prompt."""
-        for each in (self.own, self.whole, self.keep):
+        for each in (self.own, self.whole, self.keep, self.biases):
             each.clear()
 
     def fit(self, layer: Layer, i: int, way: str) -> None:
         """Fit layer `i`, which was compacted."""
         whole, own = self.whole[i], self.own[i]
+        if way == "bias":  # as the paper has it
+            return self.fit_biases(layer, whole)
+        if way == "bias in keys":
+            layer.policy = layer.policy.model_copy(update={"refit": "values+bias"})
+            way = "second reading"
         way, _, ridge = way.partition(", ridge ")
         refit.RIDGE, refit.fitted = float(ridge or RIDGE), FIRST
         if way == "both":
@@ -97,7 +133,30 @@ class Noted:
             whole = replace(whole, references=some)
         if way.startswith("own causal"):
             refit.fitted = causal(self._places(layer, i), own.step)
-        refit.refit(layer, whole)
+        refit.refit(layer, whole, self.keep[i])
+
+    def fit_biases(self, layer: Layer, whole: Whole) -> None:
+        """Fit biases, then values; keys and references have a component more for these."""
+
+        def wider(x: Tensor, last: Tensor | float) -> Tensor:
+            last = torch.as_tensor(last).expand(x.shape[:-1])
+            return torch.cat([x.float(), last[..., None]], -1)
+
+        def asked(r: References) -> References:
+            q, k = wider(r.call.q, 1 / r.call.scale), wider(r.call.k, 0.0)
+            return replace(r, call=replace(r.call, q=q, k=k))
+
+        def fitted(_: Whole, keys: Tensor, values: Tensor, there: Tensor) -> Tensor:
+            bias = biases.biases(whole.references, whole.keys, keys, there)
+            self.biases.append(bias)
+            return FIRST(longer, wider(keys, bias), values, there)
+
+        longer = Whole(wider(whole.keys, 0.0), whole.values, [asked(r) for r in whole.references])
+        plain = refit.much_worse_alone
+        refit.RIDGE, refit.fitted = RIDGE, fitted
+        refit.much_worse_alone = lambda *_: torch.zeros((), dtype=torch.bool)
+        refit.refit(layer, whole, [])
+        refit.much_worse_alone = plain
 
     def _places(self, layer: Layer, i: int) -> Tensor:
         """Token of every slot `[B, H, N]`."""
@@ -135,6 +194,31 @@ def causal(places: Tensor, step: int) -> Callable[..., Tensor]:
     return fitted
 
 
+def pursued(
+    references: list[References], keys: Tensor, head: int, ranks: Tensor, target: int
+) -> Tensor:
+    """Ranks by which a head's slots are those of orthogonal matching pursuit of the mass of
+    attention (arXiv:2602.16284), four at a time; slots behind these keep their order."""
+    shares, wants = list[Tensor](), list[Tensor]()
+    for asked in references:
+        for rows, near in asked.rows(torch.float32):
+            every = torch.cat([asked.logits(rows, keys), near], -1).softmax(-1)
+            shares.append(every[0, head, :, : keys.shape[2]])
+            wants.append(shares[-1].sum(-1))
+    share, want = torch.cat(shares), torch.cat(wants)
+    chosen, left = torch.empty(0, dtype=torch.long), want
+    while len(chosen) < min(target, PURSUED):
+        gains = left @ share
+        gains[chosen] = float("-inf")
+        chosen = torch.cat([chosen, gains.topk(4).indices])
+        mine = share[None, None, :, chosen]
+        few = torch.full((1, 1, 1), 1e-6)
+        left = want - share[:, chosen] @ biases.bounded(mine, want[None, None], few)[0, 0]
+    ranks = ranks.clone()
+    ranks[..., chosen] += ranks.max() - ranks.min() + 1
+    return ranks
+
+
 @torch.inference_mode()
 def main() -> None:
     parser = argparse.ArgumentParser()
@@ -148,6 +232,7 @@ def main() -> None:
     parser.add_argument("--text", help="of prose; the built-in text if absent")
     parser.add_argument("--bits", default="k5v4")
     parser.add_argument("--offset", default="none")
+    parser.add_argument("--pursuit", action="store_true", help="choose slots by matching pursuit")
     parser.add_argument("--ways", nargs="+", default=["evicted", "second reading"])
     given = parser.parse_args()
     torch.set_num_threads(1)
@@ -161,6 +246,7 @@ def main() -> None:
         means, _ = key_offsets.of_model(evaluator, Shown(quiet=True).step)
         offset = means.offset(loaded.model, given.tokens)
     knobs = {**METHODS["kvzip+k5v4+refit"].knobs, "offset": given.offset, "tiers": given.bits}
+    full: dict[tuple[int, int], Tensor] = {}  # the full cache's log-probabilities
     for number, item in enumerate(items):
         for part in given.parts if number >= given.first else ():
             policy = Policy()
@@ -169,26 +255,32 @@ def main() -> None:
                 setting = Setting(shape, held, given.tokens, given.tokens, offset=offset)
                 policy = build(knobs, setting, name=f"1/{part}")
             noted.forget()
+            noted.pursuit = given.pursuit and part > 1
             start = time.perf_counter()
             node = _Replay(evaluator, policy, False, {})._prompt(item.context)
             prompt = time.perf_counter() - start
             for way in given.ways if part > 1 else ("full",):
+                noted.biases.clear()
                 cache, start = node.cache.fork(), time.perf_counter()
                 for i, layer in enumerate(cache.held if way not in ("full", "evicted") else ()):
                     noted.fit(layer, i, way)
                 row: dict[str, Any] = {
                     "model": given.name, "task": given.task, "tokens": given.tokens,
-                    "context": number, "part": part, "way": way, "bits": given.bits,
+                    "context": number, "part": part,
+                    "way": way + ", by pursuit" * noted.pursuit, "bits": given.bits,
                     "slots": policy.slots,
                     "fit": round(time.perf_counter() - start, 2), "prompt": round(prompt, 2),
-                    "unfitted": cache.unfitted, "nll": [], "exact": [],
+                    "unfitted": cache.unfitted, "nll": [], "exact": [], "kl": [],
                 }  # fmt: skip
-                for ask in item.asks:
+                for i, ask in enumerate(item.asks):
+                    noted.layer = -1
                     fed = np.concatenate([ask.question, ask.answer[:-1]])
                     more = evaluator.head.hidden(torch.from_numpy(fed)[None], cache.fork())
                     hidden = torch.cat([node.last, more], 1)[:, -ask.answer.size :]
                     log = evaluator.head.logits(hidden)[0].log_softmax(-1)
                     nll, _, exact, _ = _row(log, ask.answer)
+                    first = full.setdefault((number, i), log) if part == 1 else full[number, i]
+                    row["kl"].append(round(float((first.exp() * (first - log)).sum(-1).mean()), 6))
                     row["nll"].append(round(nll, 6))
                     row["exact"].append(int(exact))
                 with (HERE / "records" / f"{given.name}.jsonl").open("a") as out:

@@ -62,6 +62,11 @@ def others() -> dict[str, Knobs]:
     h2o: Knobs = {**_H2O, "recent_window": 16, "tiers": "k3v3", "exponent": 1.0}
     fewer: dict[str, Knobs] = {
         "h2o+k3v3+heads1": h2o,
+        "kvzip+k4v3+refit+bias": {
+            **METHODS["kvzip+k5v4+refit"].knobs,
+            "tiers": "k4v3",
+            "refit": "values+bias",
+        },
         "kvzip+k4v3": {**METHODS["kvzip+k5v4"].knobs, "tiers": "k4v3"},
         "kvzip+k4v3+refit": {**METHODS["kvzip+k5v4+refit"].knobs, "tiers": "k4v3"},
     }

@@ -3,6 +3,7 @@
 That evaluation and deployed cache agree is checked for all ways in `test_prompts.py`.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,11 +11,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from kvsearch.cache import PolicyCache
+from kvsearch.cache import PolicyCache, biases
 from kvsearch.cache import references as references_module
 from kvsearch.cache import refit as module
 from kvsearch.cache.call import Call
-from kvsearch.cache.references import References
+from kvsearch.cache.references import RIDGE, References
 from kvsearch.cache.refit import Whole, fitted
 from kvsearch.errors import PolicyError
 from kvsearch.exporters import find
@@ -92,28 +93,77 @@ def test_kept_slots_answer_what_was_asked_nearly_as_the_whole_prompt() -> None:
     """The context itself, after it was read again: nearer to the full cache than evicted."""
     ids = torch.from_numpy(IDS[:1, :90])
     lost = {}
-    for how in ("none", "values"):
+    for how in ("none", "values", "values+bias"):
         cache = taken(POLICY.model_copy(update={"refit": how}), ids)
         with torch.inference_mode():
             got = MODEL(ids, past_key_values=cache).logits
             full = MODEL(torch.cat([ids, ids], 1)).logits[:, 90:]
         lost[how] = float((got - full).square().mean())
-    assert lost["values"] < 0.7 * lost["none"], lost
+    assert max(lost["values"], lost["values+bias"]) < 0.7 * lost["none"], lost
 
 
-def test_a_prompt_of_one_token_over_and_over_is_fitted_without_nan() -> None:
+def test_weights_of_attention_are_the_bounded_least_squares_ones() -> None:
+    """The slope of what is minimised is zero, or upwards where a weight is at its bound."""
+    torch.manual_seed(3)
+    share = torch.rand(B, H, 60, LEFT).double() ** 3
+    want = (share * torch.randn(LEFT).double()).sum(-1) + 0.1 * torch.rand(B, H, 60)
+    ridge = torch.full((B, H, 1), 0.3).double()
+    w = biases.bounded(share, want, ridge, rounds=3000)
+    slope = ((share @ w[..., None])[..., 0] - want)[..., None, :] @ share
+    slope = slope[..., 0, :] + ridge * (w - 1)
+    low = w < np.exp(-biases.MOST) + 1e-9
+    assert 0 < low.sum() < low.numel()
+    assert (slope[low] > -1e-6).all() and slope[~low].abs().max() < 1e-6
+    near = biases.bounded(share, want, ridge)  # as many rounds as a compaction takes
+    assert (near - w).abs().mean() < 0.02 * (w - 1).abs().mean()
+
+
+def test_biases_give_slots_the_attention_of_the_prompt() -> None:
+    """References look at the slots as long as at the prompt, nearly, and at the tokens beside."""
+    whole, keys, _, there = drawn(50)
+    found, asked = biases.biases(whole.references, whole.keys, keys, there), whole.references[0]
+    off = [0.0, 0.0]
+    for rows, near in asked.rows(torch.float64):
+        every = torch.cat([asked.logits(rows, whole.keys), near], -1)
+        want = every.softmax(-1)[..., :N].sum(-1)
+        own = asked.logits(rows, keys).masked_fill(~there[:, None], float("-inf"))
+        for i, bias in enumerate((0 * found, found)):
+            got = (own + bias[:, :, None] - every.logsumexp(-1, keepdim=True)).exp().sum(-1)
+            off[i] += float((got - want).square().sum())
+    assert off[1] < 0.6 * off[0]
+
+
+def test_a_moved_key_has_its_bias_in_its_logits() -> None:
+    """For queries that have something in common, as those of a head have."""
+    whole, keys, _, there = drawn(50)
+    call = whole.references[0].call
+    common = 3 * torch.randn(1, H, 1, 1, D).expand(B, H, G, 1, D).flatten(1, 2)
+    alike = [References(replace(call, q=common + 0.3 * call.q), 2)]
+    moved = biases.with_biases(alike, whole.keys, keys, there)
+    want = biases.biases(alike, whole.keys, keys, there)
+    ((rows, _),) = alike[0].rows(torch.float64)
+    got = (alike[0].logits(rows, moved) - alike[0].logits(rows, keys)).mean(2)
+    assert want.abs().max() > 0.5
+    assert ((got - want) * there).abs().max() < 0.1
+
+
+@pytest.mark.parametrize("how", ["values", "values+bias"])
+def test_a_prompt_of_one_token_over_and_over_is_fitted_without_nan(how: str) -> None:
     """All of its queries are nearly alike, and so are its keys."""
-    policy = POLICY.model_copy(update=dict(tiers=(Tier(key_bits=3),), quantizer=Quantizer(group=8)))
+    policy = POLICY.model_copy(
+        update=dict(refit=how, tiers=(Tier(key_bits=3),), quantizer=Quantizer(group=8))
+    )
     cache = taken(policy, torch.full((1, 90), 5))
     for group in cache.groups:
         assert all(bool(x.isfinite().all()) for x in group.store.read())
     assert cache.unfitted == 0
 
 
+@pytest.mark.parametrize("how", ["values", "values+bias"])
 @pytest.mark.parametrize("packed", [True, False])
 @pytest.mark.parametrize("factor", [float("nan"), 1e3])
 def test_what_cannot_be_solved_or_is_far_too_large_is_left_as_it_was_and_counted(
-    factor: float, packed: bool, monkeypatch: pytest.MonkeyPatch
+    factor: float, packed: bool, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plain = module.fitted
 
@@ -125,7 +175,7 @@ def test_what_cannot_be_solved_or_is_far_too_large_is_left_as_it_was_and_counted
     monkeypatch.setattr(module, "fitted", broken)
     ids = torch.from_numpy(IDS[:1, :90])
     evicted = taken(POLICY.model_copy(update={"refit": "none"}), ids, packed)
-    cache = taken(POLICY, ids, packed)
+    cache = taken(POLICY.model_copy(update={"refit": how}), ids, packed)
     assert cache.unfitted == 3 and evicted.unfitted == 0
     mine, theirs = (x.groups[0].store.read()[1][0] for x in (cache, evicted))
     assert torch.equal(mine[1], theirs[1]) and not torch.equal(mine[0], theirs[0])
@@ -138,7 +188,7 @@ def test_values_are_much_worse_at_over_twice_the_distance() -> None:
     whole, *_ = drawn(50)
     every, old = torch.ones(H, N, dtype=torch.bool), whole.values + 1
     new = whole.values + torch.tensor([1.9, 2.1, 0])[:, None, None]
-    found = module.much_worse_alone(whole, whole.keys, every, old, new)
+    found = module.much_worse_alone(whole, every, (whole.keys, old), (whole.keys, new))
     assert found.tolist() == [[False, True, False]] * B
 
 

@@ -62,7 +62,7 @@ def compact(layers: Sequence[Layer], seen: int, groups: Sequence[HeadGroup] | No
         before = Whole.of(layer) if layer.policy.refits else None
         stayed = carry_out(decisions)
         if before is not None:
-            refit(layer, before)
+            refit(layer, before, [keep for keep, _ in stayed])
         for group, (keep, choice) in zip(mine, stayed, strict=True):
             if group.scorer is None:
                 continue

@@ -111,13 +111,15 @@ class DenseStore:
             keys.index_copy_(2, rows, k)
             values.index_copy_(2, rows, v)
 
-    def revalue(self, v: Tensor) -> None:
-        """Let compacted slots have values `[B, H, N, Dv]`, as their pools read them back."""
-        assert self.v is not None
-        held = self.v[:, :, : self.n]
-        for i, (_, codec) in enumerate(self.codecs):
+    def rewrite(self, side: int, x: Tensor) -> None:
+        """Let compacted slots have other keys (side 0) or values (1) `[B, H, N, D]`, as their pools
+        read them back."""
+        whole = (self.k, self.v)[side]
+        assert whole is not None
+        held = whole[:, :, : self.n]
+        for i, codec in enumerate(both[side] for both in self.codecs):
             mine = (self.pools == i).expand(held.shape[:3]).unsqueeze(-1)
-            held.copy_(torch.where(mine, codec.read_back(v, self.ran), held))
+            held.copy_(torch.where(mine, codec.read_back(x, self.ran), held))
 
     def _quantise_groups(self, n: int) -> None:
         """Quantise what enters the tier, whose keys share scales with their neighbours in time."""

@@ -244,17 +244,17 @@ class PackedStore:
         """Drop all slots but `keep` and move every slot into its pool, see `DenseStore.compact`."""
         compact_together([Move(self, keep, pools)])
 
-    def revalue(self, v: Tensor) -> None:
-        """Let compacted slots have values `[B, H, N, Dv]`, see `DenseStore.revalue`."""
+    def rewrite(self, side: int, x: Tensor) -> None:
+        """Let compacted slots have other keys or values, see `DenseStore.rewrite`."""
         pools = self.slot_pools()
-        for i, (count, (_, codec)) in enumerate(zip(self.counts(self.n), self.codecs, strict=True)):
+        for i, (count, both) in enumerate(zip(self.counts(self.n), self.codecs, strict=True)):
             if not count:
                 continue
-            new = codec.encode(gather(v, first_of(pools == i, count)), self.ran)
+            new = both[side].encode(gather(x, first_of(pools == i, count)), self.ran)
             if i == self.residual_pool:
-                self._room()[1][:, :, : self.used] = new[0]
+                self._room()[side][:, :, : self.used] = new[0]
             else:
-                self._pools[1][i] = new
+                self._pools[side][i] = new
         self.version += 1
 
     def _asked(self, move: "Move") -> list[NewPool | None]:
