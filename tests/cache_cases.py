@@ -268,8 +268,8 @@ EXTRA |= {
         head_tiers=BY_LAYER, quantizer=Quantizer(group=8, rotate=True, offset=OFFSET),
     ),
     "fitted values and biases by one threshold": Policy(
-        **(FITTED | {"refit": "values+bias"}), slots=40, sinks=2, tiers=K4, quantizer=Quantizer(group=8),
-        budgets=Budgets(kind="adakv", floor=0, across="model"),
+        **(FITTED | {"refit": "values+bias"}), slots=40, sinks=2, tiers=K4,
+        quantizer=Quantizer(group=8), budgets=Budgets(kind="adakv", floor=0, across="model"),
     ),
     "fitted values in a ladder, of some channels": Policy(
         **FITTED, slots=44, sinks=2, recent_window=8, ladder=Ladder(span=0.5), tiers=K4,

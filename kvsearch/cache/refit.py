@@ -25,10 +25,9 @@ from torch.nn.functional import pad
 
 from kvsearch.cache.biases import with_biases
 from kvsearch.cache.layer import Layer
-from kvsearch.cache.references import RIDGE, References
+from kvsearch.cache.references import RIDGE, Answers, References
 from kvsearch_kernels.picking import gather
 
-ALONE = 4  # one in so many references is asked with nothing beside, too
 WORSE = 4  # times the squared error of the old values: more than that leaves a head as it was
 
 
@@ -101,20 +100,20 @@ def refit(layer: Layer, whole: Whole, kept: Sequence[Tensor | None]) -> None:
     slots = Slots(layer, whole.keys.shape[2])
     if min(slots.sizes) == slots.prompt:
         return
-    old = slots.read()
+    asked, old = Answers.of(whole.references, whole.keys, whole.values), slots.read()
     biased, keys = layer.policy.refit == "values+bias", old[0]
     if biased:
         sides = whole.keys.split([len(group.heads) for group in layer.groups], 1)
         first = slots.join(
             k if i is None else gather(k, i) for k, i in zip(sides, kept, strict=True)
         )
-        moved = with_biases(whole.references, whole.keys, first, slots.there)
+        moved = with_biases(asked, first, slots.there)
         slots.write(0, moved)
         keys = slots.read()[0]
-    values = fitted(whole, keys, old[1], slots.there)
+    values = fitted(asked, keys, old[1], slots.there)
     largest = torch.finfo(layer.native).max
     good = (values.abs() <= largest).all(-1).all(-1)  # NaN is in no order
-    good &= ~much_worse_alone(whole, slots.there, old, (keys, values))
+    good &= ~much_worse_alone(asked, slots.there, old, (keys, values))
     good &= slots.lost
     for group in layer.groups:
         mine = slice(group.heads.start, group.heads.stop)
@@ -124,11 +123,11 @@ def refit(layer: Layer, whole: Whole, kept: Sequence[Tensor | None]) -> None:
         slots.write(0, torch.where(good[..., None, None], moved, first))
 
 
-def fitted(whole: Whole, keys: Tensor, values: Tensor, there: Tensor) -> Tensor:
+def fitted(asked: Answers, keys: Tensor, values: Tensor, there: Tensor) -> Tensor:
     """Values with which outputs are nearest to those on the whole prompt: ridge least squares.
 
     Args:
-        whole: what is asked, and what answers.
+        asked: references, and what the whole prompt answers.
         keys: of the slots that stay `[B, H, N, D]`.
         values: those that they had `[B, H, N, Dv]`; the ridge draws towards these.
         there: which of them are slots `[H, N]`.
@@ -136,19 +135,15 @@ def fitted(whole: Whole, keys: Tensor, values: Tensor, there: Tensor) -> Tensor:
     Returns:
         `[B, H, N, Dv]` in fp32 (fp64 of fp64); NaN in heads whose system could not be solved.
     """
-    kind = torch.promote_types(keys.dtype, torch.float32)
-    all_k, all_v, keys, values = (x.to(kind) for x in (whole.keys, whole.values, keys, values))
-    B, H, N = keys.shape[:3]
-    gram, lacks = keys.new_zeros(B, H, N, N), torch.zeros_like(values)
-    for asked in whole.references:
-        beside = asked.call.v.to(kind)
-        every = torch.cat([all_v, beside], 2)
-        for rows, near in asked.rows(kind):
-            want = torch.cat([asked.logits(rows, all_k), near], -1).softmax(-1) @ every
-            own = asked.logits(rows, keys).masked_fill_(~there[:, None], float("-inf"))
-            share, rest = torch.cat([own, near], -1).softmax(-1).split((N, near.shape[-1]), -1)
-            gram += share.transpose(-1, -2) @ share
-            lacks += share.transpose(-1, -2) @ (want - share @ values - rest @ beside)
+    values = values.to(asked.rows.dtype)
+    B, H, N = values.shape[:3]
+    gram, lacks = values.new_zeros(B, H, N, N), torch.zeros_like(values)
+    for part in asked.parts():
+        own = part.logits(keys, there)
+        total = torch.logaddexp(own.logsumexp(-1, keepdim=True), part.near_mass)
+        share, rest = (own - total).exp(), (part.near_mass - total).exp()
+        gram += share.transpose(-1, -2) @ share
+        lacks += share.transpose(-1, -2) @ (part.whole - share @ values - rest * part.near)
     given = gram.diagonal(dim1=-2, dim2=-1)
     given += RIDGE * given.sum(-1, keepdim=True) / there.sum(-1, keepdim=True)
     low, failed = torch.linalg.cholesky_ex(gram)
@@ -157,29 +152,23 @@ def fitted(whole: Whole, keys: Tensor, values: Tensor, there: Tensor) -> Tensor:
 
 
 def much_worse_alone(
-    whole: Whole, there: Tensor, old: Sequence[Tensor], new: Sequence[Tensor]
+    asked: Answers, there: Tensor, old: Sequence[Tensor], new: Sequence[Tensor]
 ) -> Tensor:
     """Whether fitted slots answer much worse than they did, with nothing beside them.
 
     That is the extreme case: a token that asks later has itself beside them at least.
 
     Args:
-        whole, there: as of `fitted`.
+        asked, there: as of `fitted`.
         old: keys and values that the slots had `[B, H, N, D]`.
         new: the fitted ones, values before they are rounded.
 
     Returns:
         `[B, H]`; False where fitted values are NaN.
     """
-    kind = torch.promote_types(old[0].dtype, torch.float32)
-    all_k, all_v = (x.to(kind) for x in (whole.keys, whole.values))
-    both = [tuple(x.to(kind) for x in sides) for sides in (old, new)]
-    off = [all_k.new_zeros(all_k.shape[:2]) for _ in both]
-    for asked in whole.references:
-        for rows, _ in asked.rows(kind):
-            some = rows[:, :, ::ALONE]
-            want = asked.logits(some, all_k).softmax(-1) @ all_v
-            for total, (keys, values) in zip(off, both, strict=True):
-                own = asked.logits(some, keys).masked_fill_(~there[:, None], float("-inf"))
-                total += (own.softmax(-1) @ values - want).square().sum((-1, -2))
+    off = [asked.rows.new_zeros(asked.rows.shape[:2]) for _ in (old, new)]
+    for part in asked.parts():
+        for total, (keys, values) in zip(off, (old, new), strict=True):
+            got = part.logits(keys, there).softmax(-1) @ values.to(part.rows.dtype)
+            total += (got - part.prompt).square().sum((-1, -2))
     return off[1] > WORSE * off[0]

@@ -21,6 +21,11 @@ WAYS = {
     "own last 128 alone": "to the last 128 of these, alone",
     "own": "to the prompt's queries, with the prompt beside",
     "both alone": "to both, alone",
+    "bias": "fitted, biases",
+    "bias in keys": "fitted, biases in keys",
+    "evicted, by pursuit": "evicted by matching pursuit",
+    "second reading, by pursuit": "the same, fitted",
+    "bias in keys, by pursuit": "the same, biases in keys",
 }  # others were looked at in passing
 
 
@@ -55,6 +60,9 @@ def losses(pattern: str) -> list[dict[str, object]]:
             "asks": sum(len(r["nll"]) for r in some),
             "nll": f"{mine:.3f}",
             "rise": f"{mine - full:+.3f}",
+            "kl": f"{_mean([x for r in some for x in r['kl']]):.4f}"
+            if all(r.get("kl") for r in some)
+            else "",
             "exact": sum(sum(r["exact"]) for r in some),
             "won_back": "",
             "fit_of_prompt": "",

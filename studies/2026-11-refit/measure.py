@@ -25,7 +25,7 @@ from kvsearch.cache.by_segment import eviction, segments
 from kvsearch.cache.call import Call
 from kvsearch.cache.head_group import HeadGroup
 from kvsearch.cache.layer import Layer
-from kvsearch.cache.references import References
+from kvsearch.cache.references import Answers, References
 from kvsearch.cache.refit import Whole
 from kvsearch.evaluation.answers import _Replay, _row
 from kvsearch.evaluation.evaluator import Evaluator
@@ -132,26 +132,20 @@ class Noted:
             ]
             whole = replace(whole, references=some)
         if way.startswith("own causal"):
-            refit.fitted = causal(self._places(layer, i), own.step)
+            refit.fitted = causal(whole, self._places(layer, i), own.step)
         refit.refit(layer, whole, self.keep[i])
 
     def fit_biases(self, layer: Layer, whole: Whole) -> None:
         """Fit biases, then values; keys and references have a component more for these."""
 
-        def wider(x: Tensor, last: Tensor | float) -> Tensor:
-            last = torch.as_tensor(last).expand(x.shape[:-1])
-            return torch.cat([x.float(), last[..., None]], -1)
+        def wider(x: Tensor, last: Tensor) -> Tensor:
+            return torch.cat([x.float(), last.expand(x.shape[:-1])[..., None]], -1)
 
-        def asked(r: References) -> References:
-            q, k = wider(r.call.q, 1 / r.call.scale), wider(r.call.k, 0.0)
-            return replace(r, call=replace(r.call, q=q, k=k))
-
-        def fitted(_: Whole, keys: Tensor, values: Tensor, there: Tensor) -> Tensor:
-            bias = biases.biases(whole.references, whole.keys, keys, there)
-            self.biases.append(bias)
+        def fitted(asked: Answers, keys: Tensor, values: Tensor, there: Tensor) -> Tensor:
+            self.biases.append(bias := biases.biases(asked, keys, there))
+            longer = replace(asked, rows=wider(asked.rows, torch.ones(())))
             return FIRST(longer, wider(keys, bias), values, there)
 
-        longer = Whole(wider(whole.keys, 0.0), whole.values, [asked(r) for r in whole.references])
         plain = refit.much_worse_alone
         refit.RIDGE, refit.fitted = RIDGE, fitted
         refit.much_worse_alone = lambda *_: torch.zeros((), dtype=torch.bool)
@@ -166,10 +160,10 @@ class Noted:
         return torch.cat([pad(x, (0, most - x.shape[-1]), value=1 << 40) for x in rows], 1)
 
 
-def causal(places: Tensor, step: int) -> Callable[..., Tensor]:
+def causal(whole: Whole, places: Tensor, step: int) -> Callable[..., Tensor]:
     """`refit.fitted` where every `step`-th query of the prompt sees what it saw when it came."""
 
-    def fitted(whole: Whole, keys: Tensor, values: Tensor, there: Tensor) -> Tensor:
+    def fitted(_: Answers, keys: Tensor, values: Tensor, there: Tensor) -> Tensor:
         sides = (whole.keys, whole.values, keys, values)
         all_k, all_v, keys, values = (x.float() for x in sides)
         call = whole.references[0].call
@@ -199,13 +193,11 @@ def pursued(
 ) -> Tensor:
     """Ranks by which a head's slots are those of orthogonal matching pursuit of the mass of
     attention (arXiv:2602.16284), four at a time; slots behind these keep their order."""
-    shares, wants = list[Tensor](), list[Tensor]()
-    for asked in references:
-        for rows, near in asked.rows(torch.float32):
-            every = torch.cat([asked.logits(rows, keys), near], -1).softmax(-1)
-            shares.append(every[0, head, :, : keys.shape[2]])
-            wants.append(shares[-1].sum(-1))
-    share, want = torch.cat(shares), torch.cat(wants)
+    asked = Answers.of(references, keys, keys)
+    everywhere = torch.ones(keys.shape[1:3], dtype=torch.bool)
+    total = torch.logaddexp(asked.prompt_mass, asked.near_mass)
+    share = (asked.logits(keys, everywhere) - total).exp()[0, head]
+    want = asked.share[0, head, :, 0]
     chosen, left = torch.empty(0, dtype=torch.long), want
     while len(chosen) < min(target, PURSUED):
         gains = left @ share

@@ -63,11 +63,15 @@ def others() -> dict[str, Knobs]:
     fewer: dict[str, Knobs] = {
         "h2o+k3v3+heads1": h2o,
         "kvzip+k4v3+refit+bias": {
-            **METHODS["kvzip+k5v4+refit"].knobs,
+            **METHODS["kvzip+k5v4+refit+bias"].knobs,
             "tiers": "k4v3",
-            "refit": "values+bias",
         },
         "kvzip+k4v3": {**METHODS["kvzip+k5v4"].knobs, "tiers": "k4v3"},
+        "kvzip+k3v2": {**METHODS["kvzip+k5v4"].knobs, "tiers": "k3v2"},
+        "kvzip+k3v2+refit+bias": {
+            **METHODS["kvzip+k5v4+refit+bias"].knobs,
+            "tiers": "k3v2",
+        },
         "kvzip+k4v3+refit": {**METHODS["kvzip+k5v4+refit"].knobs, "tiers": "k4v3"},
     }
     return fewer | repairs | {n: dict(METHODS[n].knobs) for n in ("keydiff", *PROMPTED)}

@@ -15,7 +15,7 @@ from kvsearch.cache import PolicyCache, biases
 from kvsearch.cache import references as references_module
 from kvsearch.cache import refit as module
 from kvsearch.cache.call import Call
-from kvsearch.cache.references import RIDGE, References
+from kvsearch.cache.references import Answers, References
 from kvsearch.cache.refit import Whole, fitted
 from kvsearch.errors import PolicyError
 from kvsearch.exporters import find
@@ -51,6 +51,10 @@ def drawn(references: int, seed: int = 0) -> tuple[Whole, Tensor, Tensor, Tensor
     return Whole(k, v, [again]), k[:, :, :LEFT], v[:, :, :LEFT], there
 
 
+def answers(whole: Whole) -> Answers:
+    return Answers.of(whole.references, whole.keys, whole.values)
+
+
 @pytest.mark.parametrize("references", [50, 2])
 def test_values_are_the_least_squares_ones(
     references: int, monkeypatch: pytest.MonkeyPatch
@@ -62,7 +66,7 @@ def test_values_are_the_least_squares_ones(
     monkeypatch.setattr(references_module, "ROWS", 32)  # several maps
     monkeypatch.setattr(module, "RIDGE", 1e-3)  # few are answered nearly in full
     whole, keys, values, there = drawn(references)
-    found, asked = fitted(whole, keys, values, there), whole.references[0].call
+    found, asked = fitted(answers(whole), keys, values, there), whole.references[0].call
     at = 2 * np.arange(references)
     hidden = np.arange(2 * references) > np.tile(at, G)[:, None]
     for b in range(B):
@@ -121,15 +125,12 @@ def test_weights_of_attention_are_the_bounded_least_squares_ones() -> None:
 def test_biases_give_slots_the_attention_of_the_prompt() -> None:
     """References look at the slots as long as at the prompt, nearly, and at the tokens beside."""
     whole, keys, _, there = drawn(50)
-    found, asked = biases.biases(whole.references, whole.keys, keys, there), whole.references[0]
-    off = [0.0, 0.0]
-    for rows, near in asked.rows(torch.float64):
-        every = torch.cat([asked.logits(rows, whole.keys), near], -1)
-        want = every.softmax(-1)[..., :N].sum(-1)
-        own = asked.logits(rows, keys).masked_fill(~there[:, None], float("-inf"))
-        for i, bias in enumerate((0 * found, found)):
-            got = (own + bias[:, :, None] - every.logsumexp(-1, keepdim=True)).exp().sum(-1)
-            off[i] += float((got - want).square().sum())
+    asked, off = answers(whole), [0.0, 0.0]
+    found = biases.biases(asked, keys, there)
+    total = torch.logaddexp(asked.prompt_mass, asked.near_mass)
+    for i, bias in enumerate((0 * found, found)):
+        got = (asked.logits(keys, there) + bias[:, :, None] - total).exp().sum(-1)
+        off[i] = float((got - asked.share[..., 0]).square().sum())
     assert off[1] < 0.6 * off[0]
 
 
@@ -138,13 +139,12 @@ def test_a_moved_key_has_its_bias_in_its_logits() -> None:
     whole, keys, _, there = drawn(50)
     call = whole.references[0].call
     common = 3 * torch.randn(1, H, 1, 1, D).expand(B, H, G, 1, D).flatten(1, 2)
-    alike = [References(replace(call, q=common + 0.3 * call.q), 2)]
-    moved = biases.with_biases(alike, whole.keys, keys, there)
-    want = biases.biases(alike, whole.keys, keys, there)
-    ((rows, _),) = alike[0].rows(torch.float64)
-    got = (alike[0].logits(rows, moved) - alike[0].logits(rows, keys)).mean(2)
+    alike = replace(whole.references[0], call=replace(call, q=common + 0.3 * call.q))
+    asked = answers(replace(whole, references=[alike]))
+    want, moved = biases.biases(asked, keys, there), biases.with_biases(asked, keys, there)
+    got = (asked.logits(moved, there) - asked.logits(keys, there)).mean(2)
     assert want.abs().max() > 0.5
-    assert ((got - want) * there).abs().max() < 0.1
+    assert (got - want)[there.expand_as(want)].abs().max() < 0.1
 
 
 @pytest.mark.parametrize("how", ["values", "values+bias"])
@@ -188,7 +188,7 @@ def test_values_are_much_worse_at_over_twice_the_distance() -> None:
     whole, *_ = drawn(50)
     every, old = torch.ones(H, N, dtype=torch.bool), whole.values + 1
     new = whole.values + torch.tensor([1.9, 2.1, 0])[:, None, None]
-    found = module.much_worse_alone(whole, every, (whole.keys, old), (whole.keys, new))
+    found = module.much_worse_alone(answers(whole), every, (whole.keys, old), (whole.keys, new))
     assert found.tolist() == [[False, True, False]] * B
 
 
@@ -247,5 +247,5 @@ def test_it_is_a_knob_and_part_of_the_identity() -> None:
     assert Policy.parse(policy.to_json()) == policy
     with pytest.raises(PolicyError, match="refit 'values' needs trigger 'prompt'"):
         build({**knobs, "rule": "h2o"}, AFTER)
-    for name in ("attention-matching", "kvzip+k5v4+refit"):
+    for name in ("attention-matching", "kvzip+k5v4+refit", "kvzip+k5v4+refit+bias"):
         assert load("prompts").params(METHODS[name].knobs) is not None
