@@ -53,6 +53,7 @@ class Noted:
         self.whole: list[Whole] = []
         self.keep: list[list[Tensor | None]] = []
         self.biases: list[Tensor] = []  # of the slots of each layer [B, H, N], added to logits
+        self.off: list[float] = []  # squared error of a bias in a key's logits, as a share of it
         self.pursuit = False
         self.layer, self.head = -1, 0  # whose turn it is to attend with biases
         run, carry_out, attend = segments.run, eviction.carry_out, segments._attend
@@ -107,6 +108,9 @@ class Noted:
         if way == "bias":  # as the paper has it
             return self.fit_biases(layer, whole)
         if way == "bias in keys":
+            asked = Answers.of(whole.references, whole.keys, whole.values)
+            got = asked.rows @ biases.direction(asked)[..., None]
+            self.off.append(float((got - 1).square().mean()))
             layer.policy = layer.policy.model_copy(update={"refit": "values+bias"})
             way = "second reading"
         way, _, ridge = way.partition(", ridge ")
@@ -253,6 +257,7 @@ def main() -> None:
             prompt = time.perf_counter() - start
             for way in given.ways if part > 1 else ("full",):
                 noted.biases.clear()
+                noted.off.clear()
                 cache, start = node.cache.fork(), time.perf_counter()
                 for i, layer in enumerate(cache.held if way not in ("full", "evicted") else ()):
                     noted.fit(layer, i, way)
@@ -262,7 +267,8 @@ def main() -> None:
                     "way": way + ", by pursuit" * noted.pursuit, "bits": given.bits,
                     "slots": policy.slots,
                     "fit": round(time.perf_counter() - start, 2), "prompt": round(prompt, 2),
-                    "unfitted": cache.unfitted, "nll": [], "exact": [], "kl": [],
+                    "off": [round(x, 5) for x in noted.off], "unfitted": cache.unfitted,
+                    "nll": [], "exact": [], "kl": [],
                 }  # fmt: skip
                 for i, ask in enumerate(item.asks):
                     noted.layer = -1
