@@ -100,20 +100,20 @@ def refit(layer: Layer, whole: Whole, kept: Sequence[Tensor | None]) -> None:
     slots = Slots(layer, whole.keys.shape[2])
     if min(slots.sizes) == slots.prompt:
         return
-    asked, old = Answers.of(whole.references, whole.keys, whole.values), slots.read()
+    answers, old = Answers.of(whole.references, whole.keys, whole.values), slots.read()
     biased, keys = layer.policy.refit == "values+bias", old[0]
     if biased:
         sides = whole.keys.split([len(group.heads) for group in layer.groups], 1)
         first = slots.join(
             k if i is None else gather(k, i) for k, i in zip(sides, kept, strict=True)
         )
-        moved = with_biases(asked, first, slots.there)
+        moved = with_biases(answers, first, slots.there, layer.native)
         slots.write(0, moved)
         keys = slots.read()[0]
-    values = fitted(asked, keys, old[1], slots.there)
+    values = fitted(answers, keys, old[1], slots.there)
     largest = torch.finfo(layer.native).max
     good = (values.abs() <= largest).all(-1).all(-1)  # NaN is in no order
-    good &= ~much_worse_alone(asked, slots.there, old, (keys, values))
+    good &= ~much_worse_alone(answers, slots.there, old, (keys, values))
     good &= slots.lost
     for group in layer.groups:
         mine = slice(group.heads.start, group.heads.stop)
@@ -123,11 +123,11 @@ def refit(layer: Layer, whole: Whole, kept: Sequence[Tensor | None]) -> None:
         slots.write(0, torch.where(good[..., None, None], moved, first))
 
 
-def fitted(asked: Answers, keys: Tensor, values: Tensor, there: Tensor) -> Tensor:
+def fitted(answers: Answers, keys: Tensor, values: Tensor, there: Tensor) -> Tensor:
     """Values with which outputs are nearest to those on the whole prompt: ridge least squares.
 
     Args:
-        asked: references, and what the whole prompt answers.
+        answers: references, and what the whole prompt answers.
         keys: of the slots that stay `[B, H, N, D]`.
         values: those that they had `[B, H, N, Dv]`; the ridge draws towards these.
         there: which of them are slots `[H, N]`.
@@ -135,10 +135,10 @@ def fitted(asked: Answers, keys: Tensor, values: Tensor, there: Tensor) -> Tenso
     Returns:
         `[B, H, N, Dv]` in fp32 (fp64 of fp64); NaN in heads whose system could not be solved.
     """
-    values = values.to(asked.rows.dtype)
+    values = values.to(answers.rows.dtype)
     B, H, N = values.shape[:3]
     gram, lacks = values.new_zeros(B, H, N, N), torch.zeros_like(values)
-    for part in asked.parts():
+    for part in answers.parts():
         own = part.logits(keys, there)
         total = torch.logaddexp(own.logsumexp(-1, keepdim=True), part.near_mass)
         share, rest = (own - total).exp(), (part.near_mass - total).exp()
@@ -152,22 +152,22 @@ def fitted(asked: Answers, keys: Tensor, values: Tensor, there: Tensor) -> Tenso
 
 
 def much_worse_alone(
-    asked: Answers, there: Tensor, old: Sequence[Tensor], new: Sequence[Tensor]
+    answers: Answers, there: Tensor, old: Sequence[Tensor], new: Sequence[Tensor]
 ) -> Tensor:
     """Whether fitted slots answer much worse than they did, with nothing beside them.
 
     That is the extreme case: a token that asks later has itself beside them at least.
 
     Args:
-        asked, there: as of `fitted`.
+        answers, there: as of `fitted`.
         old: keys and values that the slots had `[B, H, N, D]`.
         new: the fitted ones, values before they are rounded.
 
     Returns:
         `[B, H]`; False where fitted values are NaN.
     """
-    off = [asked.rows.new_zeros(asked.rows.shape[:2]) for _ in (old, new)]
-    for part in asked.parts():
+    off = [answers.rows.new_zeros(answers.rows.shape[:2]) for _ in (old, new)]
+    for part in answers.parts():
         for total, (keys, values) in zip(off, (old, new), strict=True):
             got = part.logits(keys, there).softmax(-1) @ values.to(part.rows.dtype)
             total += (got - part.prompt).square().sum((-1, -2))

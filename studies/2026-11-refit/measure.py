@@ -53,7 +53,6 @@ class Noted:
         self.whole: list[Whole] = []
         self.keep: list[list[Tensor | None]] = []
         self.biases: list[Tensor] = []  # of the slots of each layer [B, H, N], added to logits
-        self.off: list[float] = []  # squared error of a bias in a key's logits, as a share of it
         self.pursuit = False
         self.layer, self.head = -1, 0  # whose turn it is to attend with biases
         run, carry_out, attend = segments.run, eviction.carry_out, segments._attend
@@ -108,9 +107,6 @@ class Noted:
         if way == "bias":  # as the paper has it
             return self.fit_biases(layer, whole)
         if way == "bias in keys":
-            asked = Answers.of(whole.references, whole.keys, whole.values)
-            got = asked.rows @ biases.direction(asked)[..., None]
-            self.off.append(float((got - 1).square().mean()))
             layer.policy = layer.policy.model_copy(update={"refit": "values+bias"})
             way = "second reading"
         way, _, ridge = way.partition(", ridge ")
@@ -138,6 +134,12 @@ class Noted:
         if way.startswith("own causal"):
             refit.fitted = causal(whole, self._places(layer, i), own.step)
         refit.refit(layer, whole, self.keep[i])
+
+    def off(self) -> list[float]:
+        """Squared error of a bias in a key's logits, as a share of it: mean of each layer."""
+        every = [Answers.of(x.references, x.keys, x.values) for x in self.whole]
+        got = [x.rows @ biases.direction(x)[..., None] for x in every]
+        return [round(float((x - 1).square().mean()), 5) for x in got]
 
     def fit_biases(self, layer: Layer, whole: Whole) -> None:
         """Fit biases, then values; keys and references have a component more for these."""
@@ -257,7 +259,6 @@ def main() -> None:
             prompt = time.perf_counter() - start
             for way in given.ways if part > 1 else ("full",):
                 noted.biases.clear()
-                noted.off.clear()
                 cache, start = node.cache.fork(), time.perf_counter()
                 for i, layer in enumerate(cache.held if way not in ("full", "evicted") else ()):
                     noted.fit(layer, i, way)
@@ -267,7 +268,7 @@ def main() -> None:
                     "way": way + ", by pursuit" * noted.pursuit, "bits": given.bits,
                     "slots": policy.slots,
                     "fit": round(time.perf_counter() - start, 2), "prompt": round(prompt, 2),
-                    "off": [round(x, 5) for x in noted.off], "unfitted": cache.unfitted,
+                    "off": noted.off() if way == "bias in keys" else [], "unfitted": cache.unfitted,
                     "nll": [], "exact": [], "kl": [],
                 }  # fmt: skip
                 for i, ask in enumerate(item.asks):
@@ -277,8 +278,11 @@ def main() -> None:
                     hidden = torch.cat([node.last, more], 1)[:, -ask.answer.size :]
                     log = evaluator.head.logits(hidden)[0].log_softmax(-1)
                     nll, _, exact, _ = _row(log, ask.answer)
-                    first = full.setdefault((number, i), log) if part == 1 else full[number, i]
-                    row["kl"].append(round(float((first.exp() * (first - log)).sum(-1).mean()), 6))
+                    if part == 1:
+                        full[number, i] = log
+                    if (first := full.get((number, i))) is not None:
+                        kl = (first.exp() * (first - log)).sum(-1).mean()
+                        row["kl"].append(round(float(kl), 6))
                     row["nll"].append(round(nll, 6))
                     row["exact"].append(int(exact))
                 with (HERE / "records" / f"{given.name}.jsonl").open("a") as out:

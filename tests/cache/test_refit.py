@@ -115,7 +115,7 @@ def test_weights_of_attention_are_the_bounded_least_squares_ones() -> None:
     w = biases.bounded(share, want, ridge, rounds=3000)
     slope = ((share @ w[..., None])[..., 0] - want)[..., None, :] @ share
     slope = slope[..., 0, :] + ridge * (w - 1)
-    low = w < np.exp(-biases.MOST) + 1e-9
+    low = w < np.exp(-biases.LARGEST) + 1e-9
     assert 0 < low.sum() < low.numel()
     assert (slope[low] > -1e-6).all() and slope[~low].abs().max() < 1e-6
     near = biases.bounded(share, want, ridge)  # as many rounds as a compaction takes
@@ -141,7 +141,10 @@ def test_a_moved_key_has_its_bias_in_its_logits() -> None:
     common = 3 * torch.randn(1, H, 1, 1, D).expand(B, H, G, 1, D).flatten(1, 2)
     alike = replace(whole.references[0], call=replace(call, q=common + 0.3 * call.q))
     asked = answers(replace(whole, references=[alike]))
-    want, moved = biases.biases(asked, keys, there), biases.with_biases(asked, keys, there)
+    want, moved = (
+        biases.biases(asked, keys, there),
+        biases.with_biases(asked, keys, there, torch.float16),
+    )
     got = (asked.logits(moved, there) - asked.logits(keys, there)).mean(2)
     assert want.abs().max() > 0.5
     assert (got - want)[there.expand_as(want)].abs().max() < 0.1
@@ -177,8 +180,10 @@ def test_what_cannot_be_solved_or_is_far_too_large_is_left_as_it_was_and_counted
     evicted = taken(POLICY.model_copy(update={"refit": "none"}), ids, packed)
     cache = taken(POLICY.model_copy(update={"refit": how}), ids, packed)
     assert cache.unfitted == 3 and evicted.unfitted == 0
-    mine, theirs = (x.groups[0].store.read()[1][0] for x in (cache, evicted))
-    assert torch.equal(mine[1], theirs[1]) and not torch.equal(mine[0], theirs[0])
+    for side in range(2):
+        mine, theirs = (x.groups[0].store.read()[side][0] for x in (cache, evicted))
+        moved = side == 1 or how == "values+bias"
+        assert torch.equal(mine[1], theirs[1]) and torch.equal(mine[0], theirs[0]) != moved
     cache.reset()
     assert cache.unfitted == 0
 
@@ -200,12 +205,15 @@ def test_a_prompt_shorter_than_the_slots_is_left_as_it_is() -> None:
     assert not any(layer.references for layer in got.held)
 
 
-def test_every_row_of_a_batch_is_fitted_alone_and_references_are_let_go() -> None:
-    both = taken(POLICY, torch.from_numpy(IDS[:, :90]))
+@pytest.mark.parametrize("how", ["values", "values+bias"])
+def test_every_row_of_a_batch_is_fitted_alone_and_references_are_let_go(how: str) -> None:
+    policy = POLICY.model_copy(update={"refit": how})
+    both = taken(policy, torch.from_numpy(IDS[:, :90]))
     for row in range(2):
-        alone = taken(POLICY, torch.from_numpy(IDS[row : row + 1, :90]))
+        alone = taken(policy, torch.from_numpy(IDS[row : row + 1, :90]))
         for a, b in zip(both.groups, alone.groups, strict=True):
-            assert (a.store.read()[1][row] - b.store.read()[1][0]).abs().max() < 1e-9
+            for x, y in zip(a.store.read(), b.store.read(), strict=True):
+                assert (x[row] - y[0]).abs().max() < 1e-9
     assert not any(layer.references for layer in both.held)
 
 
