@@ -29,6 +29,11 @@ def possible(space: SearchSpace, loaded: LoadedModel) -> SearchSpace:
     return space.model_copy(update={"axes": axes})
 
 
+def called_for(means: KeyMeans, loaded: LoadedModel) -> bool:
+    """Whether policies that a search begins with are stored without what keys share."""
+    return means.large and not capped(loaded.model)
+
+
 def known(loaded: LoadedModel, shown: Shown, *, anew: bool = False) -> tuple[KeyMeans, str]:
     """What the keys have in common, kept or measured, and where that is from."""
     return key_offsets.of_model(Evaluator(loaded), shown.step, anew=anew)

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cache
 from os import PathLike, fspath
 from pathlib import Path
 
@@ -10,9 +11,20 @@ from kvsearch.errors import KvsearchError, PolicyError, nearest, quoted
 from kvsearch.options.budget import BudgetConfig, sized_for
 from kvsearch.options.other_commands import PolicyLike
 from kvsearch.policy import ModelShape, Policy, check
-from kvsearch.policy_space import SearchSpace, Setting, Value, needs_heads
+from kvsearch.policy_space import SearchSpace, Setting, Value, build, needs_heads, portfolio
 from kvsearch.policy_space.channels import needs
-from kvsearch.policy_space.methods import METHODS, at
+from kvsearch.policy_space.methods import METHODS, Method
+
+
+@cache
+def named() -> dict[str, Method]:
+    """Methods, and the policies that every search begins with, by their names."""
+    return {**METHODS, **portfolio.load(portfolio.DEFAULT)}
+
+
+def begins_search(given: PolicyLike) -> bool:
+    """Whether it is the name of a policy that every search begins with."""
+    return isinstance(given, str) and given in named() and given not in METHODS
 
 
 def listed(policies: PolicyLike | Sequence[PolicyLike]) -> tuple[PolicyLike, ...]:
@@ -31,18 +43,18 @@ def is_method(given: str | PathLike[str]) -> bool:
     name = fspath(given)
     if Path(name).exists():
         return False
-    if name not in METHODS and Path(name).suffix != ".json":
+    if name not in named() and Path(name).suffix != ".json":
         raise PolicyError(_unknown(name))
-    return name in METHODS
+    return name in named()
 
 
 def values_of(given: PolicyLike | SearchSpace) -> dict[str, tuple[Value, ...]]:
     """Values of knobs that a method or the policies of a space may have; none of policy files."""
     if isinstance(given, SearchSpace):
         return {name: axis.choice for name, axis in given.axes.items() if axis.choice}
-    if not isinstance(given, str) or given not in METHODS:
+    if not isinstance(given, str) or given not in named():
         return {}
-    return {name: (value,) for name, value in METHODS[given].knobs.items()}
+    return {name: (value,) for name, value in named()[given].knobs.items()}
 
 
 def check_names(policies: Sequence[PolicyLike], *, sized: bool) -> None:
@@ -63,9 +75,9 @@ def check_names(policies: Sequence[PolicyLike], *, sized: bool) -> None:
         name = fspath(given)
         if Path(name).suffix == ".json":
             Policy.from_json(name)
-        elif name not in METHODS:
+        elif name not in named():
             raise KvsearchError(_unknown(name))
-        elif not sized and METHODS[name].knobs.get("evict", True):
+        elif not sized and named()[name].knobs.get("evict", True):
             raise KvsearchError(
                 f"method {name} needs a size: give --budget in fp16 slots per layer, or "
                 "--budget-bytes"
@@ -78,7 +90,7 @@ def prunes(policy: PolicyLike) -> bool:
         return policy.channels.active
     if Path(fspath(policy)).suffix == ".json":
         return Policy.from_json(policy).channels.active
-    return METHODS[fspath(policy)].knobs.get("channels", "none") != "none"
+    return named()[fspath(policy)].knobs.get("channels", "none") != "none"
 
 
 def resolve(policies: Sequence[PolicyLike], setting: Setting) -> list[Policy]:
@@ -142,7 +154,7 @@ def resolve_some(
         try:
             out.append(_resolved(given, f"policy {i}", setting))
         except PolicyError as e:
-            if isinstance(given, Policy) or fspath(given) not in METHODS:
+            if isinstance(given, Policy) or fspath(given) not in named():
                 raise
             refused[fspath(given)] = e
     if not out:
@@ -153,9 +165,12 @@ def resolve_some(
 def _resolved(given: PolicyLike, unnamed: str, setting: Setting) -> Policy:
     if isinstance(given, Policy):
         policy = given.model_copy(update={"name": given.name or unnamed})
-    elif (name := fspath(given)) in METHODS:
+    elif (name := fspath(given)) in named():
         with _about(name):
-            policy = at(name, setting)
+            knobs = named()[name].knobs
+            if name not in METHODS and setting.offset is not None:  # as a search begins with it
+                knobs = {**knobs, "offset": "scaled"}
+            policy = build(knobs, setting, name=name)
     elif Path(name).suffix == ".json":
         policy = Policy.from_json(name)
         policy = policy.model_copy(update={"name": policy.name or Path(name).stem})
@@ -176,4 +191,4 @@ def _about(name: str) -> Iterator[None]:
 
 
 def _unknown(name: str) -> str:
-    return f"{quoted(name)} is neither a method nor a .json policy file{nearest(name, METHODS)}"
+    return f"{quoted(name)} is neither a method nor a .json policy file{nearest(name, named())}"

@@ -17,6 +17,7 @@ from kvsearch.policy_space import Setting, needs_heads
 from kvsearch.session import channel_importance, head_losses, key_offsets, load
 from kvsearch.session.learned import learns, with_learned
 from kvsearch.session.policies import (
+    begins_search,
     check_names,
     listed,
     resolve,
@@ -146,9 +147,12 @@ class Session(Generic[C]):
         if names or config.heads is not None:
             found = head_losses.found(self.loaded, self.shown, config, of=", ".join(names))
             setting = replace(setting, heads=found)
-        if any(key_offsets.needs_offset(values_of(p)) for p in self.asked):
+        needed = any(key_offsets.needs_offset(values_of(p)) for p in self.asked)
+        if needed or any(map(begins_search, self.asked)):
             means = key_offsets.found(self.loaded, self.shown)
-            setting = replace(setting, offset=means.offset(self.loaded.model, setting.tokens))
+            if needed or key_offsets.called_for(means, self.loaded):
+                offset = means.offset(self.loaded.model, setting.tokens)
+                setting = replace(setting, offset=offset)
         if text is not None:
             setting = channel_importance.with_importance(
                 setting, self.asked, Evaluator(self.loaded), text,

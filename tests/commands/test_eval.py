@@ -1,6 +1,7 @@
 """`kvsearch eval` where the answer depends on more than the text: the heads and prompts."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,13 @@ from kvsearch.commands.heads import heads
 from kvsearch.errors import KvsearchError, OutOfMemory
 from kvsearch.model_analysis import head_losses
 from kvsearch.policy import ModelShape
+from kvsearch.policy_space import Setting, build
+from kvsearch.policy_space.portfolio import DEFAULT, load
 from kvsearch.report.terminal import results_table
 from kvsearch.results.records import Interval
+from kvsearch.session.policies import resolve
 from kvsearch.workloads.text import Source, beside, tokenize, windows
+from tests.cache_cases import OFFSET
 from tests.command import call
 from tests.heads import losses
 
@@ -178,3 +183,19 @@ def test_a_policy_that_loses_more_than_allowed_fails_a_pipeline(
     assert code == exits and json.loads(out)["results"]
     assert ("h2o loses" in err and "of perplexity on text: more than 5 %" in err) == bool(exits)
     assert "needle" not in err and call(["eval", "h2o"], capsys)[0] == 0
+
+
+def test_names_of_starting_points_are_those_that_a_search_begins_with() -> None:
+    """Sized as any method, and stored without what keys share where that is in the setting."""
+    shape = ModelShape(4, 2, 16, 6)
+    setting = Setting(shape, shape.budget_bytes(104), 400, heads=losses(shape))
+    points = load(DEFAULT)
+    assert len(points) >= 5
+    for name, point in points.items():
+        (policy,) = resolve((name,), setting)
+        assert policy.name == name and policy.offset is None
+        assert policy.fingerprint() == build(point.knobs, setting).fingerprint()
+    policy, plain = resolve((name, "h2o"), replace(setting, offset=OFFSET))
+    assert policy.offset is not None and plain.offset is None
+    with pytest.raises(KvsearchError, match=re.escape(f"did you mean '{name}'")):
+        resolve((name[:-1],), setting)
