@@ -257,8 +257,8 @@ EXTRA |= {
 
 FITTED: dict[str, Any] = dict(trigger="prompt", rule=Reread(), refit="values")
 EXTRA |= {
-    "fitted values in three tiers": Policy(
-        **FITTED, slots=50, recent_window=3, sinks=2,
+    "fitted values and biases in three tiers": Policy(
+        **(FITTED | {"refit": "values+bias"}), slots=50, recent_window=3, sinks=2,
         tiers=(Tier(share=0.2), Tier(share=0.4, key_bits=8, value_bits=4),
                Tier(share=0.4, key_bits=3, value_bits=2)),
         quantizer=Quantizer(group=16, rotate=True, levels="lloyd", fp16_sinks=True),
